@@ -1,0 +1,25 @@
+# Two commands: `make figures` regenerates every figure and table at the quick preset, `make test` tests everything.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: figures test check export clean
+figures: .venv/ready
+	$(BIN)/ncdo paper --preset quick --out paper_figures/quick
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+check: .venv/ready  ## nothing generated is out of date, nothing breaks the style
+	$(BIN)/python tools/check.py
+
+export: .venv/ready ## after editing a notebook: run it, clean it, export ncdo/, write README.md
+	$(BIN)/python tools/export.py
+
+.venv/ready: settings.ini pyproject.toml setup.py
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info
