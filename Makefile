@@ -10,10 +10,10 @@ test: .venv/ready
 	$(BIN)/python -m pytest
 
 check: .venv/ready  ## nothing generated is out of date, nothing breaks the style
-	$(BIN)/python tools/check.py
+	$(BIN)/python tools/build.py check
 
 export: .venv/ready ## after editing a notebook: run it, clean it, export ncdo/, write README.md
-	$(BIN)/python tools/export.py
+	$(BIN)/python tools/build.py export
 
 .venv/ready: settings.ini pyproject.toml setup.py
 	$(PYTHON) -m venv .venv

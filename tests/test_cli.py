@@ -1,0 +1,116 @@
+"The command line: what it prints, what it refuses, what it leaves behind"
+import json, os, signal, subprocess, sys, time, pytest
+
+QUICK = ['train', '--model', 'mlp-16', '--steps', 20, '--batch-size', 32]
+
+
+def test_train_leaves_a_record_and_a_summary(ncdo, tmp_path):
+    status, out, _ = ncdo(*QUICK, '--out', tmp_path / 'run')
+    assert status == 0 and 'worst class' in out and 'record.json' in out
+    record = json.loads((tmp_path / 'run/record.json').read_text())
+    assert record['spec']['objective'] == 'worst-case-recall' and len(record['test']['recall']) == 10 and record['split_hash']
+    assert os.listdir(tmp_path / 'run') == ['record.json']
+
+
+def test_same_seed_same_metrics(ncdo, tmp_path):
+    records = []
+    for name, seed in (('a', 0), ('b', 0), ('c', 1)):
+        assert ncdo(*QUICK, '--seed', seed, '--out', tmp_path / name)[0] == 0
+        records.append(json.loads((tmp_path / name / 'record.json').read_text()))
+    same = lambda r: {k: v for k, v in r.items() if k != 'seconds'}
+    assert same(records[0]) == same(records[1]) and records[0]['test'] != records[2]['test']
+
+
+def test_constraints_are_reported(ncdo, tmp_path):
+    _, out, _ = ncdo(*QUICK, '--objective', 'balanced-coverage', '--loss', 'hybrid-b', '--out', tmp_path / 'run')
+    assert 'constraints on validation data' in out
+
+
+@pytest.mark.parametrize('objective,loss,more', [('accuracy', 'cross-entropy', []), ('average-recall', 'auto', []), ('recall', 'logit-adjusted', ['--tau', '.6']),
+    ('precision', 'hybrid-b', ['--tau', '.6']), ('precision', 'softmax-shifted', []), ('coverage', 'softmax-shifted', []), ('coverage', 'hybrid-a', []),
+    ('worst-case-recall', 'auto', ['--groups', 'head-tail', '--tail', '.3']), ('balanced-coverage', 'hybrid-b', ['--groups', 'head-tail'])])
+def test_every_objective_trains(ncdo, tmp_path, objective, loss, more):
+    status, _, err = ncdo(*QUICK, '--objective', objective, '--loss', loss, *more, '--out', tmp_path / 'run')
+    assert status == 0, err
+
+
+BAD = [ # chkstyle: ignore-node
+    (['--dataset', 'nothere'], "unknown data set 'nothere'; use one of digits-lt"),
+    (['--dataset', 'cifar10-lt'], 'cifar10-lt needs a data root'),
+    (['--dataset', 'cifar10-lt', '--data', 'no/such/folder'], 'data root no/such/folder is not a folder'),
+    (['--loss', 'focal'], "unknown loss 'focal'; use one of cross-entropy"),
+    (['--objective', 'fairness'], "unknown objective 'fairness'"),
+    (['--step-size', '-1'], 'step_size is -1.0; it must be positive'),
+    (['--step-size', '0'], 'step_size is 0.0'),
+    (['--step-size', 'nan'], 'step_size is nan'),
+    (['--learning-rate', '-0.1'], 'learning_rate is -0.1'),
+    (['--steps', '0'], 'steps is 0'),
+    (['--batch-size', '100000'], 'batch size 100000 exceeds'),
+    (['--model', 'resnet9'], 'depth 9 is not 6n+2'),
+    (['--model', 'vgg'], "unknown model 'vgg'"),
+    (['--groups', 'mine'], "unknown groups 'mine'"),
+    (['--groups', 'head-tail', '--tail', '2'], 'tail=2.0 of 10 classes'),
+    (['--objective', 'recall', '--tau', '1.5'], 'tau is 1.5; it must lie between 0 and 1'),
+    (['--objective', 'balanced-coverage', '--fraction', '-1'], 'fraction is -1.0'),
+    (['--objective', 'balanced-coverage', '--loss', 'logit-adjusted'], "use 'hybrid-b'"),
+    (['--objective', 'balanced-coverage', '--loss', 'softmax-shifted'], 'not a diagonal plus equal rows'),
+    (['--preset', 'large'], "unknown preset 'large'"),
+    (['--seed', 'x'], "Invalid value for '--seed'"),
+    (['--colour', 'red'], '--colour')]
+
+
+@pytest.mark.parametrize('args,message', BAD, ids=lambda v: ' '.join(v) if isinstance(v, list) else '')
+def test_mistakes_are_one_line_status_2_and_nothing_written(ncdo, tmp_path, monkeypatch, args, message):
+    monkeypatch.delenv('NCDO_DATA', raising=False)
+    monkeypatch.chdir(tmp_path)
+    status, out, err = ncdo('train', *args, '--out', 'run')
+    assert status == 2 and message in err and err.count('\n') == 1 and not out
+    assert not list(tmp_path.iterdir())
+
+
+PAPER = [ # chkstyle: ignore-node
+    (['table9'], "unknown study 'table9'"),
+    (['table2', '--preset', 'huge'], "unknown preset 'huge'"),
+    (['table2', '-p', 'sedes=3'], "unknown parameter 'sedes' of table2; it has"),
+    (['table2', '-p', 'seeds'], 'not of the form NAME=VALUE'),
+    (['table2', '--seeds', '0'], 'seeds is 0'),
+    (['table2', '-p', 'datasets=[nothere]'], "unknown data set 'nothere'"),
+    (['table2', '--no-compute'], 'runs are not on record'),
+    (['table2', '--no-compute', '--compute-only'], 'nothing to do'),
+    (['table2', '--preset', 'paper'], 'needs a data root')]
+
+
+@pytest.mark.parametrize('args,message', PAPER, ids=lambda v: ' '.join(v) if isinstance(v, list) else '')
+def test_paper_mistakes(ncdo, tmp_path, monkeypatch, args, message):
+    monkeypatch.delenv('NCDO_DATA', raising=False)
+    status, out, err = ncdo('paper', *args, '--out', tmp_path / 'out')
+    assert status == 2 and message in err and err.count('\n') == 1 and not (tmp_path / 'out').exists()
+
+
+def test_a_folder_with_another_run_is_left_alone(ncdo, tmp_path):
+    ncdo(*QUICK, '--out', tmp_path / 'run')
+    before = (tmp_path / 'run/record.json').read_bytes()
+    status, _, err = ncdo(*QUICK, '--seed', 1, '--out', tmp_path / 'run')
+    assert status == 2 and 'the record of another run' in err and (tmp_path / 'run/record.json').read_bytes() == before
+    assert ncdo(*QUICK, '--out', tmp_path / 'run')[0] == 0 and (tmp_path / 'run/record.json').read_bytes() == before
+
+
+def test_killed_and_resumed(ncdo, tmp_path):
+    "SIGKILL after the first checkpoint; --resume ends with the metrics of an uninterrupted run"
+    args = [str(a) for a in ('train', '--model', 'mlp-16', '--steps', 3000, '--batch-size', 64, '--update-every', 50)]
+    process = subprocess.Popen([sys.executable, '-c', 'import torch; torch.set_num_threads(1); from ncdo.cli import main; main()', *args, '--out', str(tmp_path / 'a')],
+        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while not (tmp_path / 'a/checkpoint.safetensors').exists() and process.poll() is None: time.sleep(.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / 'a/record.json').exists()
+    status, _, err = ncdo(*args, '--out', tmp_path / 'a')
+    assert status == 2 and 'add --resume' in err
+    assert ncdo(*args, '--out', tmp_path / 'a', '--resume')[0] == 0 and ncdo(*args, '--out', tmp_path / 'b')[0] == 0
+    a, b = [json.loads((tmp_path / d / 'record.json').read_text()) for d in 'ab']
+    assert a['test'] == b['test'] and a['history'] == b['history'] and not (tmp_path / 'a/checkpoint.safetensors').exists()
+
+
+def test_real_images(ncdo, tmp_path, data_root):
+    status, out, err = ncdo('train', '--dataset', 'cifar10-lt', '--data', data_root, '--model', 'resnet8-w8', '--steps', 6, '--update-every', 3, '--out', tmp_path / 'run')
+    assert status == 0 and 'airplane' in out, err

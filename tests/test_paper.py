@@ -1,0 +1,65 @@
+"`ncdo paper` from nothing to figures, at the smallest preset"
+import os, pandas as pd, pytest
+from ncdo.experiments import Spec, mean_se, pack, read_record, recipe_spec, table_specs, tidy_table
+from ncdo.gains import InputError
+from ncdo.training import Recipe
+
+
+def contents(folder): return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
+
+
+def test_everything_once_and_nothing_twice(ncdo, tmp_path):
+    status, out, err = ncdo('paper', '--preset', 'smoke', '--out', tmp_path)
+    assert status == 0, err
+    first = contents(tmp_path)
+    for name in ('figure1.png', 'figure1.pdf', '10_figure1.ipynb', '12_table2.ipynb', '13_table3.ipynb', *[f'table{i}.{e}' for i in (2, 3) for e in ('csv', 'md', 'tex', 'png')]):
+        assert (tmp_path / name).stat().st_size > 100, name
+    assert 'LA with class priors' in out and not [p for p in first if p.name.startswith('.')]
+    table = pd.read_csv(tmp_path / 'table2.csv')
+    assert list(table) == ['dataset', 'method', 'metric', 'mean', 'se', 'n', 'paper']
+    assert set(table[table.dataset == 'digits-lt'].n) == {2} and table[(table.dataset == 'cifar10-lt') & (table.metric == 'min_recall')].paper.max() == .721
+    status, _, err = ncdo('paper', '--preset', 'smoke', '--out', tmp_path, '--no-compute')
+    assert status == 0 and contents(tmp_path) == first, [p for p, b in contents(tmp_path).items() if first.get(p) != b]
+
+
+def test_compute_only_draws_nothing(ncdo, tmp_path):
+    status, out, _ = ncdo('paper', 'table2', '--preset', 'smoke', '--seeds', 1, '--out', tmp_path, '--compute-only', '--workers', 1)
+    assert status == 0 and '4 runs on record' in out and os.listdir(tmp_path) == ['runs']
+
+
+def test_tables_share_runs():
+    two, three = [table_specs(t, 'quick', ['digits-lt'], 5) for t in ('table2', 'table3')]
+    assert two['digits-lt', 'ERM'] == three['digits-lt', 'ERM']
+    assert len({s for specs in [*two.values(), *three.values()] for s in specs}) == 35
+
+
+def test_packing_covers_every_run_once():
+    specs = [recipe_spec('quick', d, seed=s) for d in ('digits-lt', 'digits-balanced') for s in range(17)]
+    stacks = pack(specs + specs[:3], largest=12)
+    assert sorted(s.id for stack in stacks for s in stack) == sorted(s.id for s in specs) and max(map(len, stacks)) <= 12
+    assert all(len({(s.dataset, s.model, s.recipe) for s in stack}) == 1 for stack in stacks)
+
+
+def test_ids_are_stable_and_tell_specs_apart():
+    assert Spec().id == '18cc0aface9b'
+    changed = [Spec(seed=1), Spec(loss='auto'), Spec(recipe=Recipe(steps=5)), Spec(fraction=.9), Spec(split_seed=1)]
+    assert len({s.id for s in [Spec(), *changed]}) == 6
+
+
+def test_a_broken_record_is_named(tmp_path):
+    (tmp_path / 'record.json').write_text('{"id": ')
+    with pytest.raises(InputError, match='is not a record'): read_record(tmp_path)
+
+
+def test_standard_errors():
+    mean, se = mean_se([1., 2, 3, 4])
+    assert mean == 2.5 and abs(se - (5 / 3) ** .5 / 2) < 1e-12 and pd.isna(mean_se([1.])[1])
+
+
+def test_tidy_table_keeps_theirs_apart_from_ours():
+    spec = recipe_spec('smoke', 'digits-lt')
+    record = dict(test=dict(avg_recall=.5, min_recall=.1), validation=dict(avg_recall=.6, min_recall=.2), train_accuracy=1.)
+    reported = pd.DataFrame([('table2', 'cifar10-lt', 'ERM', 'min_recall', .589)], columns=['table', 'dataset', 'method', 'metric', 'value'])
+    t = tidy_table('table2', {('digits-lt', 'ERM'): [spec]}, {spec: record}, reported, {'digits-lt': ['avg_recall', 'min_recall']})
+    assert t.metric.tolist() == ['avg_recall', 'min_recall', 'validation_min_recall', 'train_accuracy', 'min_recall']
+    assert t.n.tolist() == [1, 1, 1, 1, 0] and t.paper.isna().tolist() == [True] * 4 + [False]

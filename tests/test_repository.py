@@ -1,0 +1,53 @@
+"What stands beside the code agrees with it"
+import re, subprocess, sys
+from configparser import ConfigParser
+from importlib.metadata import metadata, version
+from pathlib import Path
+import pytest, yaml
+from ncdo.experiments import STUDIES, notebook_parameters, study_notebook, study_parameters
+
+ROOT = Path(__file__).parent.parent
+
+
+def settings():
+    parser = ConfigParser(default_section=None)
+    parser.optionxform = str
+    parser.read(ROOT / 'settings.ini', encoding='utf-8')
+    return parser
+
+
+def test_packaging_reads_settings():
+    facts = settings()['DEFAULT']
+    assert version('ncdo') == facts['version'] and metadata('ncdo')['Summary'] == facts['description']
+
+
+def test_citation_has_the_version(): assert yaml.safe_load((ROOT / 'CITATION.cff').read_text())['version'] == version('ncdo')
+
+
+def test_every_module_has_a_notebook():
+    made = {re.search(r'default_exp (\w+)', p.read_text(encoding='utf-8')) for p in (ROOT / 'nbs').glob('*.ipynb')}
+    assert {p.stem for p in (ROOT / 'ncdo').glob('[!_]*.py')} == {m[1] for m in made if m}
+
+
+def test_computing_needs_no_jupyter():
+    code = '''
+import sys
+class Refuse:
+    def find_spec(self, name, *_):
+        if name.split('.')[0] in {'fastcore', 'nbdev', 'papermill', 'IPython', 'nbformat', 'jupyter_client', 'execnb'}: raise ImportError(name)
+sys.meta_path.insert(0, Refuse())
+import ncdo.cli
+'''
+    subprocess.run([sys.executable, '-c', code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize('study', STUDIES)
+@pytest.mark.parametrize('preset', ['smoke', 'quick', 'paper'])
+def test_each_study_has_each_preset(study, preset):
+    chosen = study_parameters(study, preset)
+    assert chosen.keys() == notebook_parameters(study_notebook(study)).keys() and chosen['preset'] == preset
+
+
+def test_no_path_of_a_machine_is_committed():
+    listed = subprocess.run(['git', 'grep', '-InE', r'/(work|farm|root|tmp)/[A-Za-z0-9_.-]+'], cwd=ROOT, capture_output=True, text=True)
+    assert not [line for line in listed.stdout.splitlines() if not line.startswith('tests/')]

@@ -1,0 +1,117 @@
+"Stacks, checkpoints, randomness"
+import pytest, torch, torch.nn.functional as F
+from ncdo.data import load
+from ncdo.gains import InputError, accuracy_goal, average_recall_goal, balanced_coverage_constraint, coverage_constraint, worst_case_recall
+from ncdo.losses import CostSensitiveLoss
+from ncdo.training import Member, Recipe, Stack, build, crop_and_flip, draw_order, fit
+
+SHORT = Recipe(steps=14, batch_size=32, update_every=4)
+
+
+def members(seeds=(0, 1)):
+    goals = [(worst_case_recall, 'logit-adjusted'), (balanced_coverage_constraint, 'hybrid-b'), (worst_case_recall, 're-weighted'),
+        (balanced_coverage_constraint, 'hybrid-a'), (accuracy_goal, 'cross-entropy'), (coverage_constraint, 'softmax-shifted')]
+    data = load('digits-lt')
+    return [Member(data, goal(data.priors), loss, seed) for goal, loss in goals for seed in seeds]
+
+
+@pytest.mark.parametrize('model,parameters', [('resnet20', 272474), ('resnet56', 855770), ('resnet8', 78042)])
+def test_resnets_have_the_size_of_the_literature(model, parameters):
+    "He et al. report .27M for depth 20 and .85M for 56; the 1x1 shortcuts add 2,560 weights and 192 for their normalisation"
+    net = build(model, (3, 32, 32), 10, [0])
+    assert sum(p.numel() for p in net.parameters()) == parameters
+
+
+@pytest.mark.parametrize('name', ['resnet9', 'resnet', 'vgg16', 'mlp', ''])
+def test_unknown_models(name):
+    with pytest.raises(InputError): build(name, (3, 32, 32), 10, [0])
+
+
+@pytest.mark.parametrize('model', ['resnet8-w8', 'mlp-32'])
+def test_a_member_learns_what_it_would_alone(model):
+    everyone = members()
+    together = fit(Stack(everyone, model, SHORT, 'cpu', torch.float64))
+    for k in (0, 3, 4, 7, 10):
+        alone, = fit(Stack([everyone[k]], model, SHORT, 'cpu', torch.float64))
+        assert torch.allclose(together[k].test, alone.test, atol=1e-6), everyone[k].loss
+        assert torch.allclose(together[k].reduction.multipliers, alone.reduction.multipliers, atol=1e-6)
+
+
+def test_the_stack_computes_the_loss_of_the_module():
+    stack = Stack(members(), 'mlp-16', SHORT, 'cpu')
+    stack.update()
+    logits, target = torch.randn(12, 7, 10), torch.randint(10, (12, 7))
+    for m, r, s, y, mine in zip(stack.members, stack.reductions, logits, target, stack._losses(logits, target)):
+        theirs = F.cross_entropy(s, y) if m.loss == 'cross-entropy' else CostSensitiveLoss(r.gain, m.loss, priors=m.data.priors)(s, y)
+        assert torch.allclose(mine, theirs, rtol=1e-4), m.loss
+
+
+@pytest.mark.parametrize('stop', [1, 4, 5, 9])
+def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, stop):
+    whole = fit(Stack(members(), 'resnet8-w8', SHORT, 'cpu'))
+    first = Stack(members(), 'resnet8-w8', SHORT, 'cpu')
+    for _ in range(stop): first.train_step()
+    first.save(tmp_path / 'checkpoint.safetensors', 'name')
+    resumed = fit(Stack(members(), 'resnet8-w8', SHORT, 'cpu'), checkpoint=tmp_path / 'checkpoint.safetensors', name='name')
+    for a, b in zip(whole, resumed):
+        assert torch.equal(a.test, b.test) and torch.equal(a.reduction.multipliers, b.reduction.multipliers) and a.history == b.history
+        assert a.reduction.best == b.reduction.best
+
+
+def test_checkpoint_of_another_run_or_half_a_file(tmp_path):
+    stack = Stack(members()[:1], 'mlp-16', SHORT, 'cpu')
+    path = tmp_path / 'checkpoint.safetensors'
+    stack.save(path, 'one')
+    with pytest.raises(InputError, match='of another run'): stack.load(path, 'two')
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(InputError, match='cannot be read'): stack.load(path, 'one')
+
+
+def test_every_epoch_sees_every_image_once():
+    train = torch.arange(100, 150)
+    order, _ = draw_order(train, Recipe(steps=20, batch_size=10), seed=0)
+    for epoch in order.view(4, 50): assert torch.equal(epoch.sort().values, train)
+
+
+def test_chance_does_not_depend_on_the_length_of_the_epoch_before():
+    a, b = [draw_order(torch.arange(50), Recipe(steps=n, batch_size=10), seed=3)[0] for n in (10, 20)]
+    assert torch.equal(a, b[:10])
+
+
+def test_crops_against_a_loop():
+    torch.manual_seed(0)
+    pool = torch.randint(0, 255, (6, 3, 12, 12), dtype=torch.uint8)
+    padded, index = F.pad(pool, [4] * 4), torch.randint(6, (2, 5))
+    chance = torch.cat([torch.randint(0, 9, (2, 5, 2)), torch.randint(0, 2, (2, 5, 1))], -1).byte()
+    crops = crop_and_flip(padded, index, chance)
+    for i in range(2):
+        for j in range(5):
+            dy, dx, flip = chance[i, j].tolist()
+            one = padded[index[i, j], :, dy:dy + 12, dx:dx + 12]
+            assert torch.equal(crops[i, j], one.flip(-1) if flip else one)
+
+
+def test_augmented_stack_trains_and_measures_unaugmented():
+    stack = Stack(members()[:2], 'resnet8-w8', Recipe(steps=4, batch_size=16, augment=True), 'cpu')
+    x = stack._images(stack.parts['validation'][:, :3])
+    plain = Stack(members()[:2], 'resnet8-w8', Recipe(steps=4, batch_size=16), 'cpu')
+    assert torch.equal(x, plain._images(plain.parts['validation'][:, :3]))
+    fit(stack)
+
+
+def test_divergence_is_told():
+    stack = Stack(members()[:1], 'mlp-16', Recipe(steps=20, batch_size=32, learning_rate=1e20, update_every=2), 'cpu')
+    with pytest.raises(InputError, match='diverged before step'): fit(stack)
+
+
+def test_rate():
+    r = Recipe(steps=100, learning_rate=1., warmup=.1, milestones=(.5, .8))
+    assert [round(r.rate(t), 6) for t in (0, 4, 9, 49, 50, 79, 80, 99)] == [.1, .5, 1, 1, .1, .1, .01, .01]
+
+
+def test_average_recall_goal_is_menon_et_al():
+    "LA with class priors: scores plus log prior in training"
+    data = load('digits-lt')
+    stack = Stack([Member(data, average_recall_goal(data.priors), 'logit-adjusted')], 'mlp-16', SHORT, 'cpu')
+    logits, y = torch.randn(1, 9, 10), torch.randint(10, (1, 9))
+    assert torch.allclose(stack._losses(logits, y)[0], F.cross_entropy(logits[0] + data.priors.log().float(), y[0]), atol=1e-5)

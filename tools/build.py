@@ -1,0 +1,63 @@
+"""Keep what is made from the notebooks in step with them.
+
+    python tools/build.py export    run the chapters, keep their outputs, export ncdo/, write README.md
+    python tools/build.py check     say what is out of date or against the style; changes nothing
+"""
+import shutil, subprocess, sys, tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MADE = ['nbs/*.ipynb', 'ncdo/*.py', 'README.md']
+
+
+def run(command, *args, cwd=ROOT):
+    "Run a command of this environment, activated or not"
+    subprocess.run([str(Path(sys.executable).with_name(command)), *args], cwd=cwd, check=True)
+
+
+def is_study(path): return '"parameters"' in path.read_text(encoding='utf-8')
+
+
+def write_readme(root):
+    "README.md from nbs/index.ipynb: no hidden cells, no directives, links relative to the root"
+    import nbformat
+    from nbconvert import MarkdownExporter
+    nb, cells = nbformat.read(root / 'nbs/index.ipynb', 4), []
+    for cell in nb.cells:
+        directives = [line[2:].strip() for line in cell.source.splitlines() if line.startswith('#|')]
+        cell.source = '\n'.join(line for line in cell.source.splitlines() if not line.startswith('#|'))
+        if 'echo: false' in directives: cells += [nbformat.v4.new_markdown_cell(o.data['text/markdown']) for o in cell.outputs if 'text/markdown' in o.get('data', {})]
+        elif 'hide' not in directives: cells.append(cell)
+    nb.cells, nb.metadata.language_info = cells, dict(name='python')
+    text, _ = MarkdownExporter().from_notebook_node(nb)
+    (root / 'README.md').write_text(text.strip().replace('](../', '](') + '\n', encoding='utf-8')
+
+
+def export():
+    chapters = [p for p in sorted((ROOT / 'nbs').glob('*.ipynb')) if not is_study(p)]
+    run('nbdev-export')
+    for path in chapters: run('nbdev-test', str(path), '--save', '--flags', '')
+    run('nbdev-clean')
+    write_readme(ROOT)
+
+
+def check():
+    "Problems, one line each"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in ('nbs', 'ncdo'): shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns('__pycache__', '.ipynb_checkpoints'))
+        for name in ('pyproject.toml', 'settings.ini', 'README.md'): shutil.copy(ROOT / name, copy)
+        for path in (copy / 'ncdo').glob('[!_]*.py'): path.unlink()
+        for command in ('nbdev-export', 'nbdev-clean'): run(command, cwd=copy)
+        write_readme(copy)
+        files = {p.relative_to(r) for r in (ROOT, copy) for pattern in MADE for p in r.glob(pattern)}
+        content = lambda path: path.read_bytes() if path.exists() else None
+        problems = [f'{f} is not what the notebooks give; run `make export`' for f in sorted(files) if content(ROOT / f) != content(copy / f)]
+    style = subprocess.run([Path(sys.executable).with_name('chkstyle'), '--show-rule', 'nbs', 'tests', 'tools'], cwd=ROOT, capture_output=True, text=True)
+    return problems + ([style.stdout.strip()] if style.returncode else [])
+
+
+if __name__ == '__main__':
+    if sys.argv[1:] == ['export']: export()
+    elif sys.argv[1:] == ['check']: sys.exit('\n'.join(check()))
+    else: sys.exit(__doc__)
