@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['InputError', 'confusion_matrix', 'accuracy', 'recall', 'precision', 'coverage', 'balanced_coverage', 'average_recall',
-           'nanmin', 'worst_recall', 'at_priors', 'check_priors', 'class_priors', 'Problem', 'ClassProblem',
-           'head_tail_groups', 'group_mean', 'worst_case_recall', 'recall_constraint', 'precision_constraint',
-           'coverage_constraint', 'balanced_coverage_constraint', 'accuracy_goal', 'average_recall_goal', 'bayes_rule',
-           'simplex_grid', 'draw_simplex']
+           'nanmin', 'worst_recall', 'geometric_mean', 'geometric_mean_gain', 'at_priors', 'check_priors',
+           'class_priors', 'Problem', 'ClassProblem', 'head_tail_groups', 'group_mean', 'worst_case_recall',
+           'recall_constraint', 'precision_constraint', 'coverage_constraint', 'balanced_coverage_constraint',
+           'accuracy_goal', 'average_recall_goal', 'bayes_rule', 'simplex_grid', 'draw_simplex']
 
 # %% ../nbs/00_gains.ipynb #b413b74a
 import torch
@@ -15,7 +15,7 @@ import torch
 # %% ../nbs/00_gains.ipynb #8419bdbf
 class InputError(ValueError): "A mistake in the input, told in one line: what is wrong, and how to mend it"
 
-# %% ../nbs/00_gains.ipynb #aab75ba9
+# %% ../nbs/00_gains.ipynb #6aea0d6f
 def _labels(x, num_classes, what):
     "Class indices as an int64 tensor, each in [0, num_classes), or an error that names the offending values"
     x = torch.as_tensor(x)
@@ -38,6 +38,7 @@ def confusion_matrix(
     keep = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
     target = target.where(keep, 0)
     if check: target, predicted = _labels(target, m, 'target'), _labels(predicted, m, 'predicted')
+    if check and not keep.any(-1).all(): raise InputError('every target is ignore_index; a confusion matrix needs at least one example that counts')
     share = keep.double() / keep.sum(-1, keepdim=True)
     counts = torch.zeros(*target.shape[:-1], m * m, dtype=torch.float64, device=target.device)
     return counts.scatter_add_(-1, target * m + predicted, share).unflatten(-1, (m, m))
@@ -77,6 +78,20 @@ def worst_recall(C): # (..., m, m) confusion
     "Smallest recall among the classes that occur, (...)"
     return nanmin(recall(C))
 
+# %% ../nbs/00_gains.ipynb #edc3a5e2
+def geometric_mean(C): # (..., m, m) confusion
+    "Geometric mean of the recalls of the classes that occur, (...)"
+    return recall(C).log().nanmean(-1).exp()
+
+def geometric_mean_gain(
+    recalls, # (m,) current recall of each class, nan where undefined
+    priors, # (m,) training priors
+    floor=0.01 # Smaller recalls count as this
+): # (m, m) diagonal, finite
+    "The gain whose maximisation raises the geometric mean of recalls, from where they are now"
+    p, recalls = check_priors(priors), torch.as_tensor(recalls, dtype=torch.float64)
+    return torch.diag(1 / (len(p) * p * recalls.nan_to_num(1.).clamp(min=floor)))
+
 # %% ../nbs/00_gains.ipynb #e57e3be3
 def at_priors(
     C, # (..., m, m) confusion, measured on any class mix
@@ -115,7 +130,7 @@ def class_priors(
     counts = torch.bincount(_labels(target, num_classes, 'target'), minlength=num_classes).double()
     return check_priors(counts / counts.sum(), floor=floor)
 
-# %% ../nbs/00_gains.ipynb #451e7735
+# %% ../nbs/00_gains.ipynb #83e9b25b
 class Problem:
     "Maximise <A, C> subject to <B_k, C> >= b_k; on the simplex, maximise the smallest <B_k, C>"
     def __init__(self,
@@ -150,7 +165,7 @@ class Problem:
         "G(multipliers), the (..., m, m) matrix of eq. 4 for a classifier trained at `priors`"
         multipliers = torch.as_tensor(multipliers, dtype=torch.float64)
         if multipliers.shape[-1:] != (self.k,): raise InputError(f'{multipliers.shape[-1]} multipliers for a problem with {self.k} constraints')
-        return self.ratio[:, None] * self._matrix(multipliers)
+        return self._matrix(multipliers)
 
     def evaluate(self, C): # (..., m, m) confusion, measured on any class mix
         "Objective (...) and violations (..., k) in one pass; nan where they rest on a class that does not occur"
@@ -163,7 +178,7 @@ class Problem:
     def violations(self, C): return self.evaluate(C)[1]
     def initial_multipliers(self): return torch.full_like(self.b, 1 / self.k) if self.domain == 'simplex' else torch.zeros_like(self.b)
 
-    def _matrix(self, multipliers): return self.A + torch.einsum('...k,kij->...ij', multipliers, self.B)
+    def _matrix(self, multipliers): return self.ratio[:, None] * (self.A + torch.einsum('...k,kij->...ij', multipliers, self.B))
 
     def _parts(self, C):
         missing = (C.sum(-1) <= 0).double()
@@ -171,7 +186,7 @@ class Problem:
         unknown = torch.einsum('kij,...i->...k', self.B.abs(), missing) > 0
         return (self.A * C).sum((-2, -1)), torch.einsum('kij,...ij->...k', self.B, C).masked_fill(unknown, torch.nan)
 
-# %% ../nbs/00_gains.ipynb #5f0010d6
+# %% ../nbs/00_gains.ipynb #7a79f452
 class ClassProblem(Problem):
     "A `Problem` whose constraints are about classes or groups of classes, in O(m) memory"
     def __init__(self,
@@ -192,10 +207,13 @@ class ClassProblem(Problem):
         self.groups = (torch.arange(m) if self.k == m else torch.full((m,), -1)) if groups is None else torch.as_tensor(groups).long()
 
     def _matrix(self, multipliers):
-        "diag(a + d * lambda_g) + r (v * lambda_g)'"
+        "diag(a + d * lambda_g) + r (v * lambda_g)', rows times target_priors / priors"
         per_class = torch.nn.functional.pad(multipliers, (0, 1))[..., self.groups]
-        G = torch.diag_embed(self.a + self.d * per_class)
-        return G + self.r[:, None] * (self.v * per_class)[..., None, :] if self.v.any() else G
+        diag = self.ratio * (self.a + self.d * per_class)
+        if not self.v.any(): return torch.diag_embed(diag)
+        G = (self.ratio * self.r)[:, None] * (self.v * per_class)[..., None, :]
+        G.diagonal(dim1=-2, dim2=-1).add_(diag)
+        return G
 
     def _sum(self, x):
         "Sum over the classes of each constraint, (..., k); index -1 (no constraint) falls off the end"
