@@ -121,7 +121,7 @@ def write_record(folder, record): # A run's folder; what `make_record` returns
     "Write a record in one move"
     write_atomically(Path(folder) / 'record.json', json.dumps(record, indent=1))
 
-# %% ../nbs/07_experiments.ipynb #029f9754
+# %% ../nbs/07_experiments.ipynb #834d65ad
 def pack(
     specs, # Runs wanted
     largest=12 # Members of a stack
@@ -144,11 +144,13 @@ def run_stack(
     checkpoint=None # File for checkpoints
 ): # Records
     "Train runs as one stack and write their records"
-    device, start = pick_device(device), time.time()
+    device, start, threads = pick_device(device), time.time(), torch.get_num_threads()
     data = [load(s.dataset, root, s.split_seed) for s in specs]
     members = [Member(d, s.problem(d.priors), s.loss, s.seed, s.step_size) for s, d in zip(specs, data)]
+    if data[0].x[0].numel() < 1000: torch.set_num_threads(1)
     stack = Stack(members, specs[0].model, specs[0].recipe, device)
     results = fit(stack, lambda n: progress(n * len(specs)), checkpoint, name=' '.join(s.id for s in specs))
+    torch.set_num_threads(threads)
     records = [make_record(s, d, r, (time.time() - start) / len(specs), device) for s, d, r in zip(specs, data, results)]
     for folder, record in zip(folders, records): write_record(folder, record)
     if checkpoint: Path(checkpoint).unlink(missing_ok=True)
@@ -359,7 +361,7 @@ def draw_table(
         fig.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=len(handles), frameon=False)
     return fig
 
-# %% ../nbs/07_experiments.ipynb #1624d94e
+# %% ../nbs/07_experiments.ipynb #6a4e0975
 STUDIES = ('figure1', 'table2', 'table3')
 PROJECT = Path(__file__).resolve().parent.parent if '__file__' in globals() else Path.cwd().parent
 
@@ -389,7 +391,7 @@ def study_parameters(
     settings.read(PROJECT / 'settings.ini', encoding='utf-8')
     known, section = notebook_parameters(study_notebook(study)), f'{study}:{preset}'
     presets = [s.split(':')[1] for s in settings.sections() if s.startswith(study + ':')]
-    one_of(preset, presets, f'preset of {study}')
+    one_of(preset, presets, 'preset')
     chosen = {k: yaml.safe_load(v) for k, v in settings[section].items()} | dict(preset=preset) | (changes or {})
     for name in chosen:
         if name not in known: raise InputError(f"unknown parameter '{name}' of {study}; it has {', '.join(known)}")

@@ -231,11 +231,13 @@ class Stack:
         self.optimiser.step()
         self.step += 1
 
-# %% ../nbs/04_training.ipynb #e56f9475
+# %% ../nbs/04_training.ipynb #9ed4ff88
 @torch.no_grad()
-def _scores(self, part, chunk=1000):
+def _scores(self, part):
     "(K, n, m) scores on 'train', 'validation' or 'test'"
     self.net.eval()
+    pixels = len(self.members) * self.x[0].numel()
+    chunk = max(1, (2 ** 19 if self.device.type == 'cpu' else 2 ** 25) // pixels)
     return torch.cat([self.net(self._images(i)) for i in self.parts[part].split(chunk, 1)], 1)
 
 def _confusion(self, part):
