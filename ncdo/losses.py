@@ -446,13 +446,15 @@ def _fast_soft_mean(loss, logits, target):
     else: outer = target @ loss.weight
     return _DenseLoss.apply(logits, loss.log_diag, outer / -len(logits))
 
-# %% ../nbs/01_losses.ipynb #1a77a6ce
+# %% ../nbs/01_losses.ipynb #e968750b
 cross_entropy, NOT_A_LABEL = torch._C._nn.cross_entropy_loss, -1 << 40
 
 def _any_loss(loss, logits, target):
     "The loss of a module, the long way"
     ignored, compiling, dtype = loss.ignore_index, torch.compiler.is_compiling(), torch.float32 if logits.dtype in HALF else logits.dtype
-    if loss._dtype != dtype or loss.log_diag.device != logits.device: loss._use(logits.device, dtype)
+    if loss._dtype != dtype or loss.log_diag.device != logits.device:
+        loss._use(logits.device, dtype)
+        if not compiling: return loss.forward(logits, target)
     if logits.shape[-1] != len(loss.gain): raise InputError(f'logits have shape {tuple(logits.shape)}; this loss was made for {len(loss.gain)} classes')
     if loss.check and not compiling: check_target(logits, target, ignored)
     if loss._quick and target.dtype == logits.dtype == dtype and logits.is_cpu and not (compiling or target.requires_grad or torch.is_autocast_enabled('cpu')):

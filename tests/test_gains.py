@@ -1,0 +1,144 @@
+"Metrics against scikit-learn and by hand; problems against their matrices"
+import numpy as np, pytest, torch
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix as sklearn_confusion, precision_score, recall_score
+from ncdo import gains
+from ncdo.gains import (ClassProblem, InputError, Problem, accuracy, accuracy_goal, at_priors, average_recall, average_recall_goal, balanced_coverage,
+    balanced_coverage_constraint, bayes_rule, check_priors, class_priors, confusion_matrix, coverage, coverage_constraint, group_mean, head_tail_groups,
+    nanmin, precision, precision_constraint, recall, recall_constraint, worst_case_recall, worst_recall)
+
+PRIORS = torch.tensor([.5, .25, .15, .1], dtype=torch.float64)
+
+def five(priors=PRIORS, **kwargs):
+    return dict(worst=worst_case_recall(priors, **kwargs), recall=recall_constraint(priors, .6, **kwargs), precision=precision_constraint(priors, .6, **kwargs),
+        coverage=coverage_constraint(priors, **kwargs), balanced=balanced_coverage_constraint(priors, **kwargs))
+
+def random_confusion(m=4, seed=0):
+    C = torch.rand(m, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + torch.eye(m)
+    return C / C.sum()
+
+@pytest.mark.parametrize('seed', range(5))
+def test_metrics_match_sklearn(seed):
+    rng = np.random.default_rng(seed)
+    y, h = rng.integers(0, 6, 300), rng.integers(0, 6, 300)
+    C = confusion_matrix(y, h, 6)
+    assert C.dtype == torch.float64 and torch.isclose(C.sum(), torch.tensor(1., dtype=torch.float64))
+    np.testing.assert_allclose(C * 300, sklearn_confusion(y, h))
+    np.testing.assert_allclose(recall(C), recall_score(y, h, average=None))
+    np.testing.assert_allclose(precision(C), precision_score(y, h, average=None))
+    np.testing.assert_allclose(average_recall(C), balanced_accuracy_score(y, h))
+    np.testing.assert_allclose(accuracy(C), (y == h).mean())
+    np.testing.assert_allclose(coverage(C), np.bincount(h, minlength=6) / 300)
+
+def test_confusion_matrix_of_stacked_samples_is_the_stack():
+    y, h = torch.randint(4, (3, 50)), torch.randint(4, (3, 50))
+    assert torch.equal(confusion_matrix(y, h, 4), torch.stack([confusion_matrix(a, b, 4) for a, b in zip(y, h)]))
+
+def test_ignored_targets_count_for_nothing():
+    assert torch.equal(confusion_matrix([0, -100, 1], [0, 1, 1], 2, ignore_index=-100), confusion_matrix([0, 1], [0, 1], 2))
+
+@pytest.mark.parametrize('y, h, message', [([0, 1], [0], 'they must agree'), ([], [], 'is empty'), ([0, 2], [0, 1], r'holds \[2\]'),
+    ([0, 1], [0, -1], r'holds \[-1\]'), ([.5, 1.], [0, 1], 'give class indices')])
+def test_confusion_matrix_says_what_is_wrong(y, h, message):
+    with pytest.raises(InputError, match=message): confusion_matrix(torch.tensor(y), torch.tensor(h), 2)
+
+def test_nothing_but_ignored_targets_is_an_error_not_nan():
+    with pytest.raises(InputError, match='every target is ignore_index'): confusion_matrix([-100, -100], [0, 1], 2, ignore_index=-100)
+
+@pytest.mark.parametrize('priors, message', [([.5, .6], 'sums to 1.1'), ([1.], 'at least 2 classes'), ([.5, .5, 0], 'priors of class 2 is 0'),
+    ([1.5, -.5], 'priors of class 1 is -0.5'), ([float('nan'), 1.], 'class 0')])
+def test_priors_are_checked(priors, message):
+    with pytest.raises(InputError, match=message): check_priors(priors)
+
+def test_class_priors_of_hard_soft_and_ignored_labels():
+    y = torch.tensor([0, 0, 1, 255])
+    assert torch.allclose(class_priors(y, 2, ignore_index=255), torch.tensor([2 / 3, 1 / 3], dtype=torch.float64))
+    assert torch.allclose(class_priors(torch.tensor([[.5, .5], [1., 0]]), 2), torch.tensor([.75, .25], dtype=torch.float64))
+
+@pytest.mark.parametrize('name', list(five()))
+@pytest.mark.parametrize('target', [None, [.25] * 4, [.1, .2, .3, .4]])
+def test_class_problem_equals_its_dense_matrices(name, target):
+    "The O(m) form and the plain matrices A, B_k, b_k agree on gains, objective and violations"
+    problem = five(target_priors=target)[name]
+    zero = torch.zeros(4, dtype=torch.float64)
+    A = problem.gain(zero) / problem.ratio[:, None]
+    B = torch.stack([problem.gain(e) / problem.ratio[:, None] - A for e in torch.eye(4, dtype=torch.float64)])
+    dense = Problem(None if problem.domain == 'simplex' else A, B, problem.b, PRIORS, target, domain=problem.domain)
+    C, lam = random_confusion(), torch.rand(4, dtype=torch.float64)
+    assert torch.allclose(dense.gain(lam), problem.gain(lam))
+    assert torch.allclose(dense.objective(C), problem.objective(C)) and torch.allclose(dense.violations(C), problem.violations(C))
+
+@pytest.mark.parametrize('name', list(five()))
+@pytest.mark.parametrize('target', [None, [.25] * 4])
+def test_gain_on_training_confusion_is_the_lagrangian(name, target):
+    "sum G_ij C_ij at the training mix = objective + sum lambda (value), measured at the target mix"
+    problem, lam = five(target_priors=target)[name], torch.rand(4, dtype=torch.float64)
+    C = at_priors(random_confusion(), PRIORS)
+    objective = 0 if problem.domain == 'simplex' else problem.objective(C)
+    assert torch.allclose((problem.gain(lam) * C).sum(), objective + (lam * (problem.b - problem.violations(C))).sum())
+
+def test_stacks_of_confusions_and_multipliers():
+    C, lam = torch.stack([random_confusion(seed=i) for i in range(3)]), torch.rand(3, 4, dtype=torch.float64)
+    for problem in five().values():
+        assert problem.gain(lam).shape == (3, 4, 4) and torch.equal(problem.gain(lam)[1], problem.gain(lam[1]))
+        assert problem.violations(C).shape == (3, 4) and torch.allclose(problem.objective(C)[2], problem.objective(C[2]))
+
+@pytest.mark.parametrize('name', ['worst', 'balanced'])
+def test_goals_on_recall_do_not_depend_on_the_class_mix(name):
+    C, lam = random_confusion(), torch.rand(4, dtype=torch.float64)
+    a, b = five()[name], five(target_priors=[.25] * 4)[name]
+    assert torch.allclose(a.violations(C), b.violations(C)) and torch.allclose(a.gain(lam), b.gain(lam))
+    assert torch.allclose(a.violations(C), a.violations(at_priors(C, [.7, .1, .1, .1])))
+
+def test_literal_coverage_on_a_balanced_sample_demands_errors():
+    "spec.md 1: read to the letter, the constraint cannot be met by a perfect classifier measured on a balanced sample"
+    perfect = torch.eye(4, dtype=torch.float64) / 4
+    assert (.95 * PRIORS - coverage(perfect)).max() > .2
+    assert (coverage_constraint(PRIORS).violations(perfect) < 0).all()
+
+def test_balanced_coverage_sums_to_one():
+    assert torch.isclose(balanced_coverage(random_confusion()).sum(), torch.tensor(1., dtype=torch.float64))
+
+def test_absent_class_leaves_groups_and_averages_to_the_others():
+    C = torch.zeros(4, 4, dtype=torch.float64)
+    C[0, 0], C[0, 1], C[1, 1], C[3, 3] = .2, .2, .4, .2
+    assert worst_case_recall(PRIORS).violations(C)[2].isnan() and worst_case_recall(PRIORS).objective(C) == worst_recall(C) == .5
+    grouped = worst_case_recall(PRIORS, groups=[0, 0, 1, 1])
+    assert torch.allclose(-grouped.violations(C), torch.tensor([.75, 1.], dtype=torch.float64))
+    assert torch.isclose(coverage_constraint(PRIORS).objective(C), average_recall(C))
+    assert precision_constraint(PRIORS, .5).violations(C)[2].isnan()
+
+def test_nothing_predicted_satisfies_the_linear_precision_constraint():
+    "spec.md 15"
+    C = torch.tensor([[.5, 0], [.5, 0]], dtype=torch.float64)
+    assert precision(C)[1].isnan() and precision_constraint([.5, .5], .9).violations(C)[1] == 0
+
+def test_groups_are_checked_and_named():
+    assert worst_case_recall(PRIORS, head_tail_groups(PRIORS, tail=.25)).names == ['head', 'tail']
+    assert torch.equal(group_mean(torch.tensor([1., torch.nan, 3, 5]), [0, 0, 1, 1]), torch.tensor([1., 4]))
+    with pytest.raises(InputError, match='without gaps'): worst_case_recall(PRIORS, [0, 0, 2, 2])
+    with pytest.raises(InputError, match='head and tail need at least one'): head_tail_groups(PRIORS, tail=.1)
+
+@pytest.mark.parametrize('make', [lambda: recall_constraint(PRIORS, 1.2), lambda: coverage_constraint(PRIORS, -1), lambda: Problem(None, torch.eye(4), [0], PRIORS),
+    lambda: Problem(torch.eye(4), torch.eye(4)[None], [0], PRIORS, domain='simplex'), lambda: five()['worst'].gain([1.]),
+    lambda: Problem(None, torch.eye(4)[None], [0], PRIORS, domain='box'), lambda: five()['worst'].objective(torch.eye(3))])
+def test_misuse_is_told_in_one_line(make):
+    with pytest.raises(InputError) as e: make()
+    assert '\n' not in str(e.value)
+
+def test_goals_without_constraints():
+    assert torch.allclose(accuracy_goal(PRIORS).gain([]), torch.eye(4, dtype=torch.float64))
+    assert torch.allclose(average_recall_goal(PRIORS).gain([]), torch.diag(1 / (4 * PRIORS)))
+    assert len(accuracy_goal(PRIORS).initial_multipliers()) == 0
+
+def test_bayes_rule_is_the_best_of_all_rules():
+    p, G = torch.rand(5, 3, dtype=torch.float64).softmax(-1), torch.rand(3, 3, dtype=torch.float64)
+    earned = [(p @ G)[torch.arange(5), list(h)].sum() for h in np.ndindex(*[3] * 5)]
+    assert torch.isclose(max(earned), (p @ G)[torch.arange(5), bayes_rule(p, G)].sum())
+
+def test_nanmin(): assert nanmin(torch.tensor([2., torch.nan, 1])) == 1 and nanmin(torch.tensor([torch.nan])).isnan()
+
+def test_a_problem_of_ones_own_from_matrices():
+    "Accuracy, while classes 0 and 1 together are predicted at most half of the time"
+    B = -torch.ones(1, 4, 4, dtype=torch.float64) * torch.tensor([1., 1, 0, 0])
+    problem, C = Problem(torch.eye(4), B, [-.5], PRIORS, names=['first two']), at_priors(random_confusion(), PRIORS)
+    assert torch.allclose(problem.violations(C), coverage(C)[:2].sum() - .5) and problem.names == ['first two'] and isinstance(ClassProblem(PRIORS), gains.Problem)

@@ -1,0 +1,218 @@
+"Losses against explicit loops and PyTorch's own, for every kind of score, label and state"
+import copy, pickle, pytest, torch, torch.nn.functional as F
+from torch import nn
+from ncdo import bench
+from ncdo.gains import InputError, balanced_coverage_constraint, coverage_constraint, precision_constraint, worst_case_recall
+from ncdo.losses import (LARGE, CostSensitiveLoss, factor_gain, hybrid_loss, is_diagonal, logit_adjusted_loss, loss_tables, low_rank, low_rank_weight,
+    nonnegative_gain, reweighted_loss, risk_minimiser, shift_tables, shifted_table_loss, softmax_shifted_loss, split_gain, table_loss)
+
+M, PRIORS = 5, torch.tensor([.4, .25, .2, .1, .05])
+LAM = torch.tensor([.1, 0, .3, .2, .5])
+GAINS = dict(diagonal=worst_case_recall(PRIORS).gain(LAM + .01), precision=precision_constraint(PRIORS, .7).gain(LAM),
+    coverage=coverage_constraint(PRIORS).gain(LAM), balanced=balanced_coverage_constraint(PRIORS).gain(LAM), dense=torch.rand(M, M, generator=torch.Generator().manual_seed(0)).double() + torch.eye(M))
+CASES = [(k, g) for g in GAINS for k in ('re-weighted', 'hybrid-a', 'hybrid-b', 'auto')] + [('logit-adjusted', 'diagonal'), ('softmax-shifted', 'diagonal'),
+    ('softmax-shifted', 'precision'), ('softmax-shifted', 'coverage')]
+
+def data(n=12, m=M, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, m, generator=g, dtype=torch.float64), torch.randint(m, (n,), generator=g)
+
+def make(kind, gain, **kwargs): return CostSensitiveLoss(GAINS[gain], kind, priors=PRIORS, **kwargs)
+
+def explicit(s, y, gain, d):
+    "Eq. 9 in loops, rows raised to be non-negative"
+    G, out = gain - gain.amin(1, keepdim=True).clamp(max=0), []
+    for row, c in zip(s, y.tolist()):
+        z = row - d.log()
+        out.append(-sum(G[c, i] / d[i] * (z[i] - z.exp().sum().log()) for i in range(len(d))))
+    return torch.stack(out)
+
+@pytest.mark.parametrize('gain', list(GAINS))
+def test_functions_against_loops(gain):
+    (s, y), G = data(), GAINS[gain]
+    d = torch.linspace(.5, 2, M, dtype=torch.float64)
+    each = dict(reduction='none')
+    assert torch.allclose(reweighted_loss(s, y, G, **each), explicit(s, y, G, torch.ones_like(d)))
+    assert torch.allclose(hybrid_loss(s, y, G, diag=d, **each), explicit(s, y, G, d))
+    assert torch.allclose(hybrid_loss(s, y, G, **each), explicit(s, y, G, nonnegative_gain(G).diagonal()))
+    assert torch.allclose(logit_adjusted_loss(s, y, G, **each), F.cross_entropy(s - G.diagonal().log(), y, **each))
+
+@pytest.mark.parametrize('kind, gain', CASES)
+def test_module_equals_tables(kind, gain):
+    (s, y), loss = data(), make(kind, gain)
+    if kind == 'softmax-shifted': expected = softmax_shifted_loss(s, y, GAINS[gain])
+    else: expected = table_loss(s, y, *loss_tables(GAINS[gain], kind, PRIORS)).mean()
+    assert torch.allclose(loss(s, y), expected)
+
+@pytest.mark.parametrize('kind, gain', CASES)
+def test_gradients_by_differences(kind, gain):
+    (s, y), loss = data(4), make(kind, gain)
+    assert torch.autograd.gradcheck(lambda s: loss(s, y), s.requires_grad_())
+    assert torch.autograd.gradcheck(lambda s: loss(s, F.one_hot(y, M).double()), s)
+    assert torch.autograd.gradgradcheck(lambda s: loss(s, y), s)
+
+@pytest.mark.parametrize('kind, gain', [('hybrid-b', 'dense'), ('hybrid-b', 'coverage'), ('hybrid-a', 'precision'), ('auto', 'balanced'), ('auto', 'diagonal')])
+@pytest.mark.parametrize('soft', [False, True])
+def test_large_batches_take_other_paths_to_the_same_values(kind, gain, soft):
+    "Structured and dense kernels at (n, m) with n m >= LARGE against the plain tables, values, gradients and double backward"
+    m, g = 300, torch.Generator().manual_seed(0)
+    n = LARGE // m + 1
+    priors, lam = torch.linspace(2, 1, m) / torch.linspace(2, 1, m).sum(), torch.rand(m, generator=g) / m
+    G = dict(dense=torch.rand(m, m, generator=g) + torch.eye(m), coverage=coverage_constraint(priors).gain(lam),
+        precision=precision_constraint(priors, .5).gain(lam), balanced=balanced_coverage_constraint(priors).gain(lam), diagonal=worst_case_recall(priors).gain(lam))[gain]
+    loss, (s, y) = CostSensitiveLoss(G, kind, priors=priors), data(n, m)
+    assert (loss._parts is None) == (gain == 'dense')
+    if soft: y = torch.rand(n, m, generator=g, dtype=torch.float64).softmax(-1)
+    s.requires_grad_()
+    expected, value = table_loss(s, y, *loss_tables(G.double(), kind, priors)).mean(), loss(s, y)
+    assert torch.isclose(value, expected)
+    grads = [torch.autograd.grad(v, s, create_graph=True)[0] for v in (value, expected)]
+    assert torch.allclose(*grads, atol=1e-12)
+    seconds = [torch.autograd.grad((v ** 2).sum(), s)[0] for v in grads]
+    assert torch.allclose(*seconds, atol=1e-12)
+    plain = torch.autograd.grad(loss(s, y), s)[0]
+    assert torch.allclose(plain, grads[1], atol=1e-12)
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize('kind, gain', [('auto', 'diagonal'), ('hybrid-b', 'dense'), ('softmax-shifted', 'coverage')])
+@pytest.mark.parametrize('soft', [False, True])
+def test_dtypes_are_followed(dtype, kind, gain, soft):
+    (s, y), loss = data(), make(kind, gain)
+    if soft: y = F.one_hot(y, M).to(dtype)
+    s = s.to(dtype).requires_grad_()
+    value = loss(s, y)
+    value.backward()
+    assert value.dtype == s.grad.dtype == dtype
+    reference = loss(s.detach().double(), y.double() if soft else y)
+    assert torch.allclose(value.double(), reference, rtol={torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 1e-6))
+
+@pytest.mark.parametrize('kind, gain', [('auto', 'diagonal'), ('hybrid-b', 'dense')])
+@pytest.mark.parametrize('soft', [False, True])
+def test_inside_autocast_everything_is_float32(kind, gain, soft):
+    (s, y), loss = data(), make(kind, gain)
+    if soft: y = F.one_hot(y, M).float()
+    layer = nn.Linear(M, M)
+    with torch.autocast('cpu', torch.bfloat16):
+        scores = layer(s.float())
+        value, full = loss(scores, y), loss(scores.float(), y)
+    assert scores.dtype == torch.bfloat16 and value.dtype == torch.float32
+    assert torch.isclose(value, loss(scores.float(), y), rtol=1e-6) and torch.isclose(full, value, rtol=1e-6)
+
+@pytest.mark.parametrize('kind, gain', [('auto', 'diagonal'), ('hybrid-b', 'dense'), ('softmax-shifted', 'coverage')])
+def test_compiles_without_graph_breaks(kind, gain):
+    (s, y), loss = data(), make(kind, gain)
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend='eager')
+    for args in ((s.float(), y), (s.float(), F.one_hot(y, M).float()), (s, y)): assert torch.allclose(compiled(*args), loss(*args), rtol=1e-5)
+
+@pytest.mark.parametrize('kind, gain', [('auto', 'diagonal'), ('hybrid-b', 'dense'), ('softmax-shifted', 'coverage')])
+def test_reductions_and_ignored_labels(kind, gain):
+    (s, y), mean = data(), make(kind, gain)
+    none, total = make(kind, gain, reduction='none'), make(kind, gain, reduction='sum')
+    assert torch.allclose(none(s, y).mean(), mean(s, y)) and torch.allclose(none(s, y).sum(), total(s, y))
+    ignored = y.clone()
+    ignored[::3] = -100
+    kept = ignored != -100
+    assert torch.allclose(mean(s, ignored), mean(s[kept], y[kept])) and (none(s, ignored)[::3] == 0).all()
+    zero = make(kind, gain, ignore_index=0)
+    assert torch.allclose(zero(s, y), mean(s[y != 0], y[y != 0]))
+
+@pytest.mark.parametrize('kind, gain', [('auto', 'diagonal'), ('hybrid-b', 'dense'), ('softmax-shifted', 'coverage')])
+def test_all_labels_ignored_is_zero_not_nan(kind, gain):
+    s = data()[0].requires_grad_()
+    value = make(kind, gain)(s, torch.full((12,), -100))
+    value.backward()
+    assert value == 0 and (s.grad == 0).all()
+
+@pytest.mark.parametrize('kind', ['auto', 'hybrid-b'])
+@pytest.mark.parametrize('target, message', [(torch.full((12,), M), r'target holds \[5\], outside the classes 0..4'), (torch.full((12,), -4), r'\[-4\]'), (torch.zeros(11).long(), 'one class index a row'),
+    (torch.zeros(12), 'give integer class indices'), (torch.full((12, M), 1.7 / M), 'target row 0 sums to 1.7'), (torch.zeros(12, M + 1), 'target has shape')])
+def test_bad_labels_are_named(kind, target, message):
+    with pytest.raises(InputError, match=message): make(kind, 'diagonal')(data()[0], target)
+
+def test_bad_gains_are_named():
+    with pytest.raises(InputError, match='gain of class 1 on the diagonal is 0'): CostSensitiveLoss(torch.diag(torch.tensor([1., 0, 2])))
+    with pytest.raises(InputError, match='not finite'): CostSensitiveLoss(torch.tensor([[1., torch.nan], [0, 1]]))
+    with pytest.raises(InputError, match='must be square'): CostSensitiveLoss(torch.ones(2, 3))
+    with pytest.raises(InputError, match='made for 5 classes'): make('auto', 'diagonal').set_gain(torch.eye(3))
+    with pytest.raises(InputError, match="needs priors="): CostSensitiveLoss(GAINS['dense'], 'hybrid-a')
+    with pytest.raises(InputError, match="use 'hybrid-b'"): make('logit-adjusted', 'dense')
+    with pytest.raises(InputError, match='not a diagonal plus equal rows'): make('softmax-shifted', 'balanced')
+    with pytest.raises(InputError, match='unknown loss'): make('focal', 'dense')
+    with pytest.raises(InputError, match='zero everywhere'): CostSensitiveLoss(torch.ones(3, 3) * -1, 're-weighted')
+    with pytest.raises(InputError, match='diag is for the hybrid losses'): make('re-weighted', 'dense', diag=torch.ones(M))
+
+@pytest.mark.parametrize('kind, gain', CASES)
+def test_a_loaded_copied_or_pickled_loss_is_the_same_loss(kind, gain, tmp_path):
+    (s, y), loss = data(), make(kind, gain)
+    other = CostSensitiveLoss(torch.eye(M), kind, priors=PRIORS)
+    torch.save(loss.state_dict(), tmp_path / 'state.pt')
+    other.load_state_dict(torch.load(tmp_path / 'state.pt', weights_only=True))
+    for twin in (other, copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))): assert torch.equal(twin(s, y), loss(s, y)) and torch.equal(twin.gain, loss.gain)
+
+def test_the_gain_survives_half_and_double():
+    (s, y), loss = data(), CostSensitiveLoss(torch.diag(torch.tensor([1., 1e-8, 1e8])))
+    s, y = s[:, :3], y % 3
+    before = loss(s, y)
+    nn.Sequential(nn.Linear(3, 3), loss).half()
+    assert torch.equal(loss(s, y), before) and abs(loss.gain[1, 1] - 1e-8) < 1e-15
+    assert torch.equal(loss.double()(s, y), before) and 'gain' in loss.state_dict()
+
+def test_moves_to_another_device():
+    loss = make('hybrid-b', 'dense').to('meta')
+    assert loss.gain.device.type == loss.log_diag.device.type == loss.weight.device.type == 'meta'
+
+def test_kinds_change_with_the_gain():
+    "auto is logit-adjusted while the gain is diagonal, as at the zero start of Algorithm 2"
+    loss = CostSensitiveLoss(coverage_constraint(PRIORS).gain(torch.zeros(M)))
+    assert loss.weight is None
+    loss.set_gain(GAINS['coverage'])
+    assert loss.weight is not None
+
+def test_factor_gain_and_structure():
+    G = GAINS['precision']
+    log_diag, weight = factor_gain(G)
+    assert torch.allclose(weight * log_diag.exp(), nonnegative_gain(G)) and torch.equal(nonnegative_gain(GAINS['dense']), GAINS['dense'])
+    assert is_diagonal(GAINS['diagonal']) and not is_diagonal(G)
+    alpha, beta = split_gain(G)
+    assert torch.allclose(torch.diag(alpha) + beta, G) and torch.allclose(alpha, 1 + LAM.double())
+
+@pytest.mark.parametrize('gain', ['precision', 'coverage', 'balanced', 'diagonal'])
+@pytest.mark.parametrize('kind', ['hybrid-a', 'hybrid-b', 're-weighted'])
+def test_low_rank_rebuilds_the_weights_or_declines(gain, kind):
+    log_diag, weight = loss_tables(GAINS[gain], kind, PRIORS)
+    parts = low_rank_weight(GAINS[gain], log_diag, weight)
+    if parts is None: assert gain == 'diagonal'
+    else: assert torch.allclose(parts[0].diag() + parts[1] @ parts[2], weight)
+    assert low_rank(GAINS['dense']) is None
+
+def test_sms_dagger_with_all_of_beta_outside_is_the_hybrid():
+    (s, y), G = data(), GAINS['coverage']
+    alpha, beta = split_gain(G)
+    difference = softmax_shifted_loss(s, y, G, kappa=beta / alpha, reduction='none') - hybrid_loss(s, y, G, diag=alpha, reduction='none')
+    assert torch.allclose(difference, difference[0].expand(12))
+
+def test_sms_star_is_defined_for_all_scores_when_C_is_positive():
+    G = torch.diag(torch.ones(M)) + .05 * LAM
+    s, y = data()
+    alpha, beta = split_gain(G.double())
+    written_out = -((1 - (beta.max() - beta).sum()) * s.softmax(-1) + beta.max() - beta).log().gather(1, y[:, None])[:, 0]
+    assert torch.allclose(softmax_shifted_loss(s, y, G.double(), kappa=0., reduction='none'), written_out)
+
+def test_softmax_shifted_with_beta_zero_is_logit_adjusted():
+    (s, y), G = data(), GAINS['diagonal']
+    assert torch.allclose(softmax_shifted_loss(s, y, G), logit_adjusted_loss(s, y, G))
+
+def test_penalty_mends_one_hot_probabilities():
+    "spec.md 4: without it, the loss is plain ERM for a label that is certain"
+    p, G = torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64) + torch.tensor([0, .5, 4])
+    found = [risk_minimiser(lambda s, p, K=K: shifted_table_loss(s, p, shift_tables(G), penalty=K), p).argmax(-1).tolist() for K in (0., 1.5)]
+    assert found == [[0, 1, 2], [2, 2, 2]]
+
+def test_benchmark_reports_every_loss_at_every_size(capsys, monkeypatch):
+    monkeypatch.setattr(bench, 'SIZES', {(8, 5): (1, 1)})
+    monkeypatch.setattr(bench, 'time_update', lambda: 1.)
+    bench.main(['losses'])
+    out = capsys.readouterr().out
+    assert 'logit-adjusted' in out and 'hybrid, dense gain, soft labels' in out and 'confusion_matrix + update' in out
+    with pytest.raises(SystemExit): bench.main([])

@@ -1,0 +1,117 @@
+"The saddle point against the linear program, its bookkeeping and its state"
+import math, pytest, torch
+from ncdo.gains import (InputError, balanced_coverage_constraint, bayes_rule, confusion_matrix, coverage_constraint, head_tail_groups, precision_constraint,
+    recall_constraint, worst_case_recall)
+from ncdo.reductions import (SaddlePoint, StochasticClassifier, compare_with_program, dual_value, expected_confusion, play, plot_history, solve_linear_program,
+    toy_probabilities, update_multipliers)
+
+PROBLEMS = {'worst-case recall': worst_case_recall, 'recall': lambda p: recall_constraint(p, .5), 'precision': lambda p: precision_constraint(p, .5),
+    'coverage': coverage_constraint, 'balanced coverage': balanced_coverage_constraint}
+STEPS = dict(zip(PROBLEMS, (.3, .1, .3, .1, .1)))
+
+@pytest.mark.parametrize('name', PROBLEMS)
+@pytest.mark.parametrize('seed, n, m', [(2, 12, 3), (5, 20, 4)])
+def test_on_a_finite_toy_the_average_reaches_the_program(name, seed, n, m):
+    p = toy_probabilities(n, m, seed=seed)
+    found = compare_with_program(PROBLEMS[name](p.mean(0)), p, .1, 4000)
+    if math.isnan(found['optimum']): pytest.skip('infeasible draw')
+    assert abs(found['average_gap']) < 1e-3 and found['average_violation'] < 1e-3
+    assert -1e-9 <= found['dual_gap'] < 1e-3
+
+@pytest.mark.parametrize('name', PROBLEMS)
+def test_on_many_points_the_best_iterate_reaches_the_program(name):
+    p = toy_probabilities(3000, seed=1)
+    found = compare_with_program(PROBLEMS[name](p.mean(0)), p, STEPS[name], 1000)
+    assert abs(found['best_gap']) < 1e-3 and found['best_violation'] <= 1e-3 and -1e-9 <= found['dual_gap'] < 1e-3 and found['game'].feasible
+
+def test_the_dual_value_bounds_the_optimum_at_any_multipliers():
+    p = toy_probabilities(15, 3, seed=0)
+    for make in PROBLEMS.values():
+        problem = make(p.mean(0))
+        optimum, lam = solve_linear_program(problem, p), torch.rand(3, dtype=torch.float64)
+        if problem.domain == 'simplex': lam = lam / lam.sum()
+        assert math.isnan(optimum) or dual_value(problem, p, lam) >= optimum - 1e-9
+
+def test_targets_other_than_the_training_mix_are_reached_too():
+    p = toy_probabilities(3000, seed=1)
+    problem = coverage_constraint(p.mean(0), target_priors=[.25] * 4)
+    found = compare_with_program(problem, p, .1, 1000)
+    assert abs(found['best_gap']) < 1e-3 and found['best_violation'] <= 1e-3
+
+def test_head_and_tail():
+    p = toy_probabilities(3000, seed=1)
+    found = compare_with_program(worst_case_recall(p.mean(0), head_tail_groups(p.mean(0), .25)), p, .3, 500)
+    assert abs(found['best_gap']) < 1e-3 and found['game'].problem.names == ['head', 'tail']
+
+def test_infeasible_ends_bounded_and_says_so():
+    p = toy_probabilities(500, seed=1)
+    game = play(SaddlePoint(recall_constraint(p.mean(0), .95), 1., max_multiplier=5.), p, 400)
+    assert not game.feasible and game.multipliers.max() <= 5 and game.at_bound and math.isnan(solve_linear_program(game.problem, p))
+
+def test_updates_by_hand():
+    lam, v = torch.tensor([.25, .75], dtype=torch.float64), torch.tensor([-.2, -.6], dtype=torch.float64)
+    expected = lam * (.5 * v).exp()
+    assert torch.allclose(update_multipliers(lam, v, .5, 'simplex'), expected / expected.sum())
+    assert torch.allclose(update_multipliers(lam, v, .5, 'nonnegative'), torch.tensor([.15, .45], dtype=torch.float64))
+    assert update_multipliers(lam, torch.full((2,), torch.nan), .5, 'simplex').equal(lam)
+
+def test_batched_updates_are_the_updates_of_each():
+    lam, v = torch.rand(3, 4, dtype=torch.float64).softmax(-1), torch.randn(3, 4, dtype=torch.float64)
+    for domain in ('simplex', 'nonnegative'):
+        assert torch.allclose(update_multipliers(lam, v, .3, domain), torch.stack([update_multipliers(a, b, .3, domain) for a, b in zip(lam, v)]))
+
+def test_starts_are_uniform_and_zero():
+    assert SaddlePoint(worst_case_recall([.5, .5])).multipliers.tolist() == [.5, .5]
+    assert SaddlePoint(coverage_constraint([.5, .5])).multipliers.tolist() == [0, 0]
+
+def test_best_is_feasible_first_then_by_objective():
+    game = SaddlePoint(coverage_constraint([.5, .5], .9))
+    skewed, fair, better = [torch.tensor(c, dtype=torch.float64) for c in ([[.5, 0], [.4, .1]], [[.3, .2], [.2, .3]], [[.4, .1], [.1, .4]])]
+    for C, best in ((skewed, 0), (fair, 1), (better, 2), (skewed, 2), (fair, 2)):
+        game.update(C)
+        assert game.best == best and game.improved == (best == len(game.history) - 1)
+    assert game.feasible
+
+def test_an_undefined_first_iterate_is_not_best_for_ever():
+    game = SaddlePoint(worst_case_recall([.5, .3, .2], groups=[0, 0, 1]))
+    game.history.append(dict(multipliers=game.multipliers, objective=torch.tensor(torch.nan), violations=torch.full((2,), torch.nan)))
+    game.best = 0
+    game.update(torch.eye(3, dtype=torch.float64) / 3)
+    assert game.best == 1
+
+def test_state_resumes_exactly(tmp_path):
+    p = toy_probabilities(200, seed=1)
+    make = lambda: SaddlePoint(coverage_constraint(p.mean(0)), .5)
+    whole, first, second = play(make(), p, 30), play(make(), p, 13), make()
+    torch.save(first.state_dict(), tmp_path / 'state.pt')
+    second.load_state_dict(torch.load(tmp_path / 'state.pt', weights_only=True))
+    play(second, p, 17)
+    assert torch.equal(whole.multipliers, second.multipliers) and whole.best == second.best and whole.average()['objective'] == second.average()['objective']
+    with pytest.raises(InputError, match='saved state has 4 multipliers'): SaddlePoint(worst_case_recall([.5, .5])).load_state_dict(first.state_dict())
+    fresh = make()
+    fresh.load_state_dict(make().state_dict())
+    assert fresh.best is None and not fresh.history
+
+@pytest.mark.parametrize('make', [lambda p: SaddlePoint(p, 0), lambda p: SaddlePoint(p, max_multiplier=-1), lambda p: SaddlePoint(p).average(),
+    lambda p: plot_history(SaddlePoint(p)), lambda p: StochasticClassifier([]), lambda p: StochasticClassifier([len], weights=[-1.])])
+def test_misuse_is_told_in_one_line(make):
+    with pytest.raises(InputError): make(worst_case_recall([.5, .5]))
+
+def test_stochastic_classifier_keeps_members_is_deterministic_and_reports_expectations():
+    p = toy_probabilities(400, seed=1)
+    zero, one = lambda x: torch.zeros(len(x)).long(), lambda x: torch.ones(len(x)).long()
+    mix = StochasticClassifier([zero, one], weights=[3, 1], seed=5)
+    assert torch.equal(mix(p), mix(p)) and torch.equal(mix(p)[50:70], mix(p[50:70])) and torch.equal(mix(p.flip(0)), mix(p).flip(0))
+    assert abs(mix(p).double().mean() - .25) < .08 and not torch.equal(mix(p), StochasticClassifier([zero, one], [3, 1], seed=6)(p))
+    y = torch.randint(2, (400,))
+    assert torch.allclose(mix.confusion(p, y, 2), .75 * confusion_matrix(y, zero(p), 2) + .25 * confusion_matrix(y, one(p), 2))
+
+def test_average_is_the_metric_of_the_mixture_of_iterates():
+    p = toy_probabilities(12, 3, seed=2)
+    game = play(SaddlePoint(worst_case_recall(p.mean(0)), .1), p, 50)
+    Cs = [expected_confusion(p, bayes_rule(p, game.problem.gain(h['multipliers']))) for h in game.history[25:]]
+    assert math.isclose(game.average(25)['objective'], game.problem.objective(torch.stack(Cs).mean(0)).item(), rel_tol=1e-9)
+
+def test_history_can_be_plotted():
+    p = toy_probabilities(50, seed=1)
+    plot_history(play(SaddlePoint(coverage_constraint(p.mean(0))), p, 5), 'coverage')
