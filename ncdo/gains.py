@@ -342,7 +342,7 @@ def bayes_rule(
     "The prediction that maximises the expected gain, argmax (G' p) (Prop. 1)"
     return (probabilities @ gain.to(probabilities)).argmax(-1)
 
-# %% ../nbs/00_gains.ipynb #b84a299d
+# %% ../nbs/00_gains.ipynb #d0dc21c7
 def simplex_grid(
     resolution=60 # Points along an edge
 ): # (n, 3) float64, all entries at least 1e-3
@@ -364,6 +364,6 @@ def draw_simplex(
     xy = p @ corners
     colours = matplotlib.colors.ListedColormap(seaborn.color_palette('colorblind', 3))
     ax.scatter(*xy.T, c=classes, cmap=colours, vmin=0, vmax=2, s=5, linewidths=0)
-    for i, (x, y) in enumerate(corners.tolist()): ax.annotate(str(i), (x, y), (0, 6 if y else -10), textcoords='offset points', ha='center')
+    for i, (x, y) in enumerate(corners.tolist()): ax.annotate(str(i), (x, y), (9 if y else 0, -4 if y else -10), textcoords='offset points', ha='center')
     ax.set(title=title, aspect='equal')
     ax.axis('off')

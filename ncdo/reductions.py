@@ -103,7 +103,7 @@ def _average(self, start=0): # First iterate to count
 
 SaddlePoint.state_dict, SaddlePoint.load_state_dict, SaddlePoint.average = _state_dict, _load_state_dict, _average
 
-# %% ../nbs/02_reductions.ipynb #8c23eb64
+# %% ../nbs/02_reductions.ipynb #47c0ebc8
 def plot_history(
     reduction, # A `SaddlePoint`
     title='', # Of the figure
@@ -116,11 +116,11 @@ def plot_history(
     if axs is None: axs = plt.subplots(1, 2, figsize=(8, 2.6), layout='constrained')[1]
     for i, name in enumerate(reduction.problem.names):
         axs[0].plot(multipliers[:, i], label=name)
-        axs[1].plot(-violations[:, i], lw=.8)
+        axs[1].plot(-violations[:, i], lw=.8, label=name)
     axs[0].set(xlabel='update', ylabel='multiplier', title=title)
     axs[1].set(xlabel='update', ylabel='value' if reduction.problem.domain == 'simplex' else 'value less bound')
     if reduction.problem.domain == 'nonnegative': axs[1].axhline(0, color='k', lw=.5)
-    axs[0].legend(frameon=False)
+    axs[1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
 
 # %% ../nbs/02_reductions.ipynb #82162c7d
 def toy_probabilities(

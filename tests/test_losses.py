@@ -9,7 +9,8 @@ from ncdo.losses import (LARGE, CostSensitiveLoss, factor_gain, hybrid_loss, is_
 M, PRIORS = 5, torch.tensor([.4, .25, .2, .1, .05])
 LAM = torch.tensor([.1, 0, .3, .2, .5])
 GAINS = dict(diagonal=worst_case_recall(PRIORS).gain(LAM + .01), precision=precision_constraint(PRIORS, .7).gain(LAM),
-    coverage=coverage_constraint(PRIORS).gain(LAM), balanced=balanced_coverage_constraint(PRIORS).gain(LAM), dense=torch.rand(M, M, generator=torch.Generator().manual_seed(0)).double() + torch.eye(M))
+    coverage=coverage_constraint(PRIORS).gain(LAM), balanced=balanced_coverage_constraint(PRIORS).gain(LAM),
+    dense=torch.rand(M, M, generator=torch.Generator().manual_seed(0)).double() + torch.eye(M))
 CASES = [(k, g) for g in GAINS for k in ('re-weighted', 'hybrid-a', 'hybrid-b', 'auto')] + [('logit-adjusted', 'diagonal'), ('softmax-shifted', 'diagonal'),
     ('softmax-shifted', 'precision'), ('softmax-shifted', 'coverage')]
 
@@ -59,7 +60,8 @@ def test_large_batches_take_other_paths_to_the_same_values(kind, gain, soft):
     n = LARGE // m + 1
     priors, lam = torch.linspace(2, 1, m) / torch.linspace(2, 1, m).sum(), torch.rand(m, generator=g) / m
     G = dict(dense=torch.rand(m, m, generator=g) + torch.eye(m), coverage=coverage_constraint(priors).gain(lam),
-        precision=precision_constraint(priors, .5).gain(lam), balanced=balanced_coverage_constraint(priors).gain(lam), diagonal=worst_case_recall(priors).gain(lam))[gain]
+        precision=precision_constraint(priors, .5).gain(lam), balanced=balanced_coverage_constraint(priors).gain(lam),
+        diagonal=worst_case_recall(priors).gain(lam))[gain]
     loss, (s, y) = CostSensitiveLoss(G, kind, priors=priors), data(n, m)
     assert (loss._parts is None) == (gain == 'dense')
     if soft: y = torch.rand(n, m, generator=g, dtype=torch.float64).softmax(-1)
