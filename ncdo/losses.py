@@ -140,7 +140,7 @@ def hybrid_loss(
     log_diag, weight = factor_gain(gain.to(logits.device), diag)
     return _reduce(table_loss(logits, target, log_diag, weight, ignore_index), target, logits, ignore_index, reduction)
 
-# %% ../nbs/01_losses.ipynb #127b4e2a
+# %% ../nbs/01_losses.ipynb #d850ba82
 def risk_minimiser(
     loss, # Function of (n, m) scores and (n, m) label distributions that returns (n,) losses
     probabilities, # (n, m) float64 class probabilities
@@ -148,7 +148,7 @@ def risk_minimiser(
 ): # (n, m) scores
     "Scores that minimise the expected loss at each p(x) separately (damped Newton, no score moves by more than 1 a step)"
     p = probabilities.detach()
-    s, damping = torch.zeros_like(p), torch.ones(len(p), 1, 1, dtype=p.dtype)
+    s, damping = torch.zeros_like(p), torch.full((len(p), 1, 1), 10., dtype=p.dtype)
     eye = torch.eye(p.shape[1], dtype=p.dtype)
     for _ in range(steps):
         s = s.detach().requires_grad_()
@@ -427,10 +427,13 @@ class _StructuredLoss(torch.autograd.Function):
         if U is not None: g.addmm_(U * -scale, V)
         return g.scatter_add_(1, index, (a * -scale)[:, None]), *[None] * 5
 
-# %% ../nbs/01_losses.ipynb #486a9a0b
+# %% ../nbs/01_losses.ipynb #7c426f5f
+cross_entropy, NOT_A_LABEL = torch._C._nn.cross_entropy_loss, -1 << 40
+
 def _fast_mean(loss, logits, target):
-    "Mean over hard labels on a CPU, other than small logit-adjusted batches; an index out of range raises"
+    "Mean over hard labels; on a CPU an index out of range raises"
     n = logits.shape[0]
+    if loss.weight is None and (logits.numel() < LARGE or logits.is_cuda): return cross_entropy(logits - loss.log_diag, target, None, 1, NOT_A_LABEL)
     if logits.numel() >= LARGE:
         if loss._parts: return _StructuredLoss.apply(logits, loss.log_diag, target, *loss._parts)
         return _DenseLoss.apply(logits, loss.log_diag, loss.weight.index_select(0, target).div_(-n))
@@ -446,8 +449,12 @@ def _fast_soft_mean(loss, logits, target):
     else: outer = target @ loss.weight
     return _DenseLoss.apply(logits, loss.log_diag, outer / -len(logits))
 
-# %% ../nbs/01_losses.ipynb #e968750b
-cross_entropy, NOT_A_LABEL = torch._C._nn.cross_entropy_loss, -1 << 40
+# %% ../nbs/01_losses.ipynb #a1688450
+def _in_range(logits, target):
+    "Are all labels class indices? One look, for a GPU, where nothing raises by itself"
+    if target.shape != logits.shape[:-1] or not len(target): return False
+    low, high = torch.stack(target.aminmax()).tolist()
+    return 0 <= low and high < logits.shape[-1]
 
 def _any_loss(loss, logits, target):
     "The loss of a module, the long way"
@@ -456,9 +463,10 @@ def _any_loss(loss, logits, target):
         loss._use(logits.device, dtype)
         if not compiling: return loss.forward(logits, target)
     if logits.shape[-1] != len(loss.gain): raise InputError(f'logits have shape {tuple(logits.shape)}; this loss was made for {len(loss.gain)} classes')
+    quick = loss._quick and not compiling and logits.dtype == dtype and not torch.is_autocast_enabled(logits.device.type)
+    if quick and logits.is_cuda and loss.check and target.dtype == torch.int64 and _in_range(logits, target): return _fast_mean(loss, logits, target)
     if loss.check and not compiling: check_target(logits, target, ignored)
-    if loss._quick and target.dtype == logits.dtype == dtype and logits.is_cpu and not (compiling or target.requires_grad or torch.is_autocast_enabled('cpu')):
-        return _fast_soft_mean(loss, logits, target)
+    if quick and target.dtype == dtype and not target.requires_grad: return _fast_soft_mean(loss, logits, target)
     if loss.kind == 'softmax-shifted': per_example = shifted_table_loss(logits, target, loss._tables, ignored)
     else: per_example = table_loss(logits, target, *loss._tables, ignored)
     return _reduce(per_example, target, logits, ignored, loss.reduction)
