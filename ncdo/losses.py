@@ -449,7 +449,7 @@ def _fast_soft_mean(loss, logits, target):
     else: outer = target @ loss.weight
     return _DenseLoss.apply(logits, loss.log_diag, outer / -len(logits))
 
-# %% ../nbs/01_losses.ipynb #a1688450
+# %% ../nbs/01_losses.ipynb #12839656
 def _in_range(logits, target):
     "Are all labels class indices? One look, for a GPU, where nothing raises by itself"
     if target.shape != logits.shape[:-1] or not len(target): return False
@@ -463,7 +463,7 @@ def _any_loss(loss, logits, target):
         loss._use(logits.device, dtype)
         if not compiling: return loss.forward(logits, target)
     if logits.shape[-1] != len(loss.gain): raise InputError(f'logits have shape {tuple(logits.shape)}; this loss was made for {len(loss.gain)} classes')
-    quick = loss._quick and not compiling and logits.dtype == dtype and not torch.is_autocast_enabled(logits.device.type)
+    quick = loss._quick and not compiling and logits.dtype == dtype and (logits.is_cpu or logits.is_cuda) and not torch.is_autocast_enabled(logits.device.type)
     if quick and logits.is_cuda and loss.check and target.dtype == torch.int64 and _in_range(logits, target): return _fast_mean(loss, logits, target)
     if loss.check and not compiling: check_target(logits, target, ignored)
     if quick and target.dtype == dtype and not target.requires_grad: return _fast_soft_mean(loss, logits, target)
