@@ -4,22 +4,25 @@
 
 # %% auto #0
 __all__ = ['OBJECTIVES', 'LOSSES', 'PRESETS', 'METHODS', 'LABELS', 'STUDIES', 'PROJECT', 'one_of', 'Spec', 'metrics',
-           'make_record', 'read_record', 'write_record', 'pack', 'run_stack', 'compute', 'recipe_spec', 'table_specs',
-           'figure1_specs', 'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table', 'save_figure',
+           'assessment', 'make_record', 'read_record', 'write_record', 'read_scores', 'pack', 'taught_by', 'run_stack',
+           'compute', 'post_shift_run', 'recipe_spec', 'table_specs', 'hybrid_distilled_specs', 'figure1_specs',
+           'table4_specs', 'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table', 'save_figure',
            'draw_table', 'study_notebook', 'notebook_parameters', 'study_parameters', 'draw_study', 'study_files',
            'study_fingerprint']
 
-# %% ../nbs/07_experiments.ipynb #60fd86dc
-import dataclasses, hashlib, importlib.metadata, json, math, os, platform, time, torch, numpy as np, pandas as pd
+# %% ../nbs/07_experiments.ipynb #0800919c
+import dataclasses, hashlib, importlib.metadata, io, json, math, os, platform, time, zipfile, torch, numpy as np, pandas as pd
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from . import gains
 from .data import DATASETS, load
 from .gains import InputError, average_recall, balanced_coverage, confusion_matrix, group_mean, head_tail_groups, nanmin, recall, worst_recall
+from .distillation import teacher_labels, teacher_priors
 from .losses import KINDS
+from .postshift import PostShiftClassifier
 from .training import Member, Recipe, Stack, build, fit, pick_device, write_atomically
 
-# %% ../nbs/07_experiments.ipynb #a53aff40
+# %% ../nbs/07_experiments.ipynb #8b7c4719
 def _weights(spec, m):
     "Weight of one class raised, the others 1"
     if not 0 <= spec.weighted_class < m: raise InputError(f'weighted_class is {spec.weighted_class}, outside the classes 0..{m - 1}')
@@ -34,9 +37,9 @@ OBJECTIVES = { # chkstyle: ignore-node
     'precision': lambda p, s: gains.precision_constraint(p, s.tau),
     'coverage': lambda p, s: gains.coverage_constraint(p, s.fraction),
     'balanced-coverage': lambda p, s: gains.balanced_coverage_constraint(p, s.fraction, s.class_groups(p))}
-LOSSES = ('cross-entropy', *KINDS)
+LOSSES = ('cross-entropy', *KINDS, 'hybrid-distilled')
 
-# %% ../nbs/07_experiments.ipynb #50de623c
+# %% ../nbs/07_experiments.ipynb #323a41a6
 def one_of(value, known, what):
     "The value, or a one-line error that lists what is known"
     if value not in known: raise InputError(f"unknown {what} '{value}'; use one of {', '.join(known)}")
@@ -58,15 +61,20 @@ class Spec:
     tau: float = .5 # Of the recall and precision constraints
     weighted_class: int = 0 # Of the weighted accuracy
     weight: float = 1.
+    teacher: str = '' # Id of the run whose scores are the labels
+    temperature: float = 3. # Of the teacher
+    gamma: float = .1 # Of the distilled loss
     recipe: Recipe = Recipe()
 
     def __post_init__(self):
         for what, known in (('dataset', DATASETS), ('objective', OBJECTIVES), ('loss', LOSSES), ('groups', ('class', 'head-tail'))):
             one_of(getattr(self, what), known, 'data set' if what == 'dataset' else what)
-        for what in ('step_size', 'weight'):
+        for what in ('step_size', 'weight', 'temperature'):
             if not 0 < getattr(self, what) < math.inf: raise InputError(f'{what} is {getattr(self, what)}; it must be positive')
         for what in ('steps', 'batch_size', 'learning_rate', 'update_every'):
             if not getattr(self.recipe, what) > 0: raise InputError(f'{what} is {getattr(self.recipe, what)}; it must be positive')
+        if not 0 <= self.gamma <= 1: raise InputError(f'gamma is {self.gamma}; it must lie between 0 and 1')
+        if self.loss == 'hybrid-distilled' and not self.teacher: raise InputError("loss 'hybrid-distilled' needs the labels of a teacher")
         build(self.model, (1, 8, 8), 2, [0])
 
     @property
@@ -74,7 +82,7 @@ class Spec:
     def class_groups(self, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
     def problem(self, priors): return OBJECTIVES[self.objective](priors, self)
 
-# %% ../nbs/07_experiments.ipynb #37618c25
+# %% ../nbs/07_experiments.ipynb #6d9d761b
 def metrics(
     C, # (m, m) confusion
     groups # (m,) head and tail
@@ -84,6 +92,19 @@ def metrics(
     return dict(avg_recall=average_recall(C).item(), min_recall=worst_recall(C).item(), min_coverage=cov.min().item(),
         min_head_tail_recall=nanmin(group_mean(recall(C), groups)).item(), min_head_tail_coverage=group_mean(cov, groups).min().item())
 
+def assessment(
+    y, # (n,) true classes
+    predicted, # (n,) predicted classes
+    problem, # `Problem`
+    groups # (m,) head and tail
+): # A dict of plain values
+    "Metrics, per-class recall and coverage, objective and largest violation, and the counts behind them"
+    C = confusion_matrix(y, predicted, problem.m)
+    objective, violations = problem.evaluate(C)
+    return dict(metrics(C, groups), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
+        worst_violation=violations.max().item() if problem.domain == 'nonnegative' and problem.k else None, confusion=(C * len(y)).round().int().tolist())
+
+# %% ../nbs/07_experiments.ipynb #498f1378
 def make_record(
     spec, # `Spec`
     data, # `Data`
@@ -92,16 +113,13 @@ def make_record(
     device # Where
 ): # A dict of plain JSON values
     "Everything worth keeping about a finished run"
-    problem, m = spec.problem(data.priors), data.num_classes
+    problem, m = result.reduction.problem, data.num_classes
+    accuracy = (result.train.argmax(-1) == data.y[data.train]).double().mean().item()
     record = dict(id=spec.id, spec=dataclasses.asdict(spec), split_hash=data.split_hash, class_counts=torch.bincount(data.y[data.train]).tolist(),
-        train_accuracy=result.train_accuracy, multipliers=result.reduction.multipliers.tolist(), at_bound=result.reduction.at_bound)
+        train_accuracy=accuracy, multipliers=result.reduction.multipliers.tolist(), at_bound=result.reduction.at_bound)
     for part in ('validation', 'test'):
         y = data.y[getattr(data, part)]
-        C = confusion_matrix(y, getattr(result, part).argmax(-1), m)
-        objective, violations = problem.evaluate(C)
-        record[part] = dict(metrics(C, head_tail_groups(data.priors, spec.tail)), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(),
-            objective=objective.item(), worst_violation=violations.max().item() if problem.domain == 'nonnegative' and problem.k else None,
-            confusion=(C * len(y)).round().int().tolist())
+        record[part] = assessment(y, getattr(result, part).argmax(-1), problem, head_tail_groups(data.priors, spec.tail))
     every = -(-len(result.history) // 200) or 1
     thin = lambda v: [round(x, 5) for x in v] if isinstance(v, list) else v
     record['history'] = [{k: thin(v) for k, v in h.items()} for h in result.history[::every]]
@@ -109,7 +127,7 @@ def make_record(
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.machine()
     return record | dict(versions=versions, device=f'{device.type} ({name})', seconds=round(seconds, 2))
 
-# %% ../nbs/07_experiments.ipynb #b83c07e7
+# %% ../nbs/07_experiments.ipynb #46af6fe8
 def read_record(folder): # A run's folder
     "The record in a folder, or None"
     path = Path(folder) / 'record.json'
@@ -117,23 +135,41 @@ def read_record(folder): # A run's folder
     try: return json.loads(path.read_text())
     except ValueError: raise InputError(f'{path} is not a record (broken JSON); remove it to compute the run again') from None
 
-def write_record(folder, record): # A run's folder; what `make_record` returns
-    "Write a record in one move"
+def write_record(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
+    "Write scores, then the record, each in one move: a folder with a record is complete"
+    buffer, parts = io.BytesIO(), ('train', 'validation', 'test')
+    np.savez(buffer, **{p: getattr(result, p).numpy() for p in parts}, **{f'y_{p}': data.part(p)[1].numpy() for p in parts})
+    write_atomically(Path(folder) / 'scores.npz', buffer.getvalue())
     write_atomically(Path(folder) / 'record.json', json.dumps(record, indent=1))
 
-# %% ../nbs/07_experiments.ipynb #834d65ad
+def read_scores(folder): # A run's folder
+    "Scores and labels of a finished run: train, validation, test, y_train, ..."
+    path = Path(folder) / 'scores.npz'
+    if not path.exists(): raise InputError(f'{path} is missing; compute the run again to have its scores')
+    try:
+        with np.load(path, allow_pickle=False) as z: return {k: torch.from_numpy(z[k]) for k in z.files}
+    except (ValueError, OSError, zipfile.BadZipFile) as e: raise InputError(f'{path} cannot be read ({type(e).__name__}); compute the run again') from None
+
+# %% ../nbs/07_experiments.ipynb #fae54309
 def pack(
     specs, # Runs wanted
     largest=12 # Members of a stack
 ): # Lists of specs
     "Group runs that can train as one stack"
     groups = {}
-    for spec in dict.fromkeys(specs): groups.setdefault((spec.dataset, spec.model, spec.recipe), []).append(spec)
+    for spec in dict.fromkeys(specs): groups.setdefault((spec.dataset, spec.model, spec.recipe, bool(spec.teacher)), []).append(spec)
     stacks = []
     for members in groups.values():
         n = -(-len(members) // largest)
         stacks += [members[len(members) * i // n:len(members) * (i + 1) // n] for i in range(n)]
     return stacks
+
+def taught_by(folder, spec, data): # The teacher's folder; the student's `Spec` and `Data`
+    "The teacher's scores on the student's training sample, checked to be of that sample"
+    record = read_record(folder)
+    if record is None: raise InputError(f'teacher {spec.teacher} has no record in {folder}; train it first')
+    if record['split_hash'] != data.split_hash: raise InputError(f"teacher {spec.teacher} was trained on another split ({record['spec']['dataset']}); its labels do not fit")
+    return read_scores(folder)['train']
 
 def run_stack(
     specs, # Members of one stack
@@ -141,18 +177,22 @@ def run_stack(
     root=None, # Data root
     device=None, # 'cpu', 'cuda', or the best there is
     progress=lambda steps: None, # Called with run-steps done
-    checkpoint=None # File for checkpoints
+    checkpoint=None, # File for checkpoints
+    teachers=None # Folder of each teacher, by id; beside the first folder unless given
 ): # Records
     "Train runs as one stack and write their records"
     device, start, threads = pick_device(device), time.time(), torch.get_num_threads()
     data = [load(s.dataset, root, s.split_seed) for s in specs]
-    members = [Member(d, s.problem(d.priors), s.loss, s.seed, s.step_size) for s, d in zip(specs, data)]
+    teachers = teachers or {s.teacher: Path(folders[0]).parent / s.teacher for s in specs}
+    labels = [teacher_labels(taught_by(teachers[s.teacher], s, d), s.temperature) if s.teacher else None for s, d in zip(specs, data)]
+    priors = [d.priors if l is None else teacher_priors(l) for d, l in zip(data, labels)]
+    members = [Member(d, s.problem(p), s.loss, s.seed, s.step_size, l, s.gamma) for s, d, p, l in zip(specs, data, priors, labels)]
     if data[0].x[0].numel() < 1000: torch.set_num_threads(1)
     stack = Stack(members, specs[0].model, specs[0].recipe, device)
     results = fit(stack, lambda n: progress(n * len(specs)), checkpoint, name=' '.join(s.id for s in specs))
     torch.set_num_threads(threads)
     records = [make_record(s, d, r, (time.time() - start) / len(specs), device) for s, d, r in zip(specs, data, results)]
-    for folder, record in zip(folders, records): write_record(folder, record)
+    for args in zip(folders, records, data, results): write_record(*args)
     if checkpoint: Path(checkpoint).unlink(missing_ok=True)
     return records
 
@@ -166,7 +206,7 @@ def _start_worker(counter):
 
 def _work(specs, folders, root, device, checkpoint): run_stack(specs, folders, root, device, lambda n: _progress(n), checkpoint)
 
-# %% ../nbs/07_experiments.ipynb #8a964a44
+# %% ../nbs/07_experiments.ipynb #ff7fe52b
 def compute(
     specs, # Runs wanted
     store, # Folder of the run folders
@@ -180,20 +220,21 @@ def compute(
     store = Path(store)
     todo = [[s for s in stack if read_record(store / s.id) is None] for stack in pack(specs)]
     jobs = [(s, [store / x.id for x in s], root, device, store / f'{s[0].id}-{len(s)}.checkpoint.safetensors') for s in todo if s]
-    workers = min(len(jobs), workers or (os.cpu_count() if pick_device(device).type == 'cpu' else 1))
+    workers = workers or (os.cpu_count() if pick_device(device).type == 'cpu' else 1)
     if jobs:
         for spec in {s.dataset: s for s in specs}.values(): load(spec.dataset, root)
         total = sum(s.recipe.steps for stack in todo for s in stack)
         with tqdm(total=total, unit='step', desc=f'{sum(map(len, todo))} runs', mininterval=1, disable=quiet) as bar:
-            if workers == 1:
-                for job in jobs: run_stack(*job[:4], bar.update, job[4])
-            else: _compute_in_processes(jobs, workers, bar)
+            for students in (False, True):
+                wave = [job for job in jobs if bool(job[0][0].teacher) == students]
+                if min(len(wave), workers) > 1: _compute_in_processes(wave, min(len(wave), workers), bar)
+                else: [run_stack(*job[:4], bar.update, job[4]) for job in wave]
     return {s: read_record(store / s.id) for s in specs}
 
 def _compute_in_processes(jobs, workers, bar):
     "Spread stacks over processes, the longest first, and keep the bar moving"
     context = torch.multiprocessing.get_context('spawn')
-    counter = context.Value('q', 0)
+    counter, before = context.Value('q', 0), bar.n
     jobs = sorted(jobs, key=lambda j: -len(j[0]) * j[0][0].recipe.steps)
     with ProcessPoolExecutor(workers, context, _start_worker, (counter,)) as pool:
         waiting = {pool.submit(_work, *job) for job in jobs}
@@ -201,8 +242,38 @@ def _compute_in_processes(jobs, workers, bar):
             done = {f for f in waiting if f.done()}
             for f in done: f.result()
             waiting -= done
-            if counter.value > bar.n: bar.update(counter.value - bar.n)
+            if counter.value > bar.n - before: bar.update(counter.value - (bar.n - before))
             time.sleep(.2)
+
+# %% ../nbs/07_experiments.ipynb #8e99b9a1
+def post_shift_run(
+    folder, # A finished run's folder
+    objective='worst-case-recall', # What to post-shift for
+    step_size=1., # omega; 1 in the paper
+    iterations=1000, # Updates of the multipliers
+    shrinkage=0., # Towards the model as it came
+    cv=5, # Folds of the cross-fitted estimate; None for none
+    **changes # groups, tail, tau, fraction
+): # dict like a record's, with 'before', 'validation', 'cross_fitted' and 'test'
+    "Post-shift a run's probabilities for a goal, and write the result beside its record"
+    record = read_record(folder)
+    if record is None: raise InputError(f'{folder} holds no record of a finished run')
+    spec = dataclasses.replace(Spec(**dict(record['spec'], recipe=Recipe())), objective=one_of(objective, OBJECTIVES, 'objective'), **changes)
+    settings = dict(objective=objective, step_size=step_size, iterations=iterations, shrinkage=shrinkage, cv=cv)
+    settings |= {k: getattr(spec, k) for k in ('groups', 'tail', 'tau', 'fraction')}
+    path = Path(folder) / f'postshift-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]}.json'
+    if path.exists(): return dict(json.loads(path.read_text()), path=str(path))
+    counts = torch.tensor(record['class_counts'], dtype=torch.float64)
+    priors, z = counts / counts.sum(), read_scores(folder)
+    problem, groups, p = spec.problem(priors), head_tail_groups(priors, spec.tail), {k: z[k].double().softmax(-1) for k in ('validation', 'test')}
+    post = PostShiftClassifier(problem, classes=range(len(priors)), step_size=step_size, iterations=iterations, shrinkage=shrinkage, cv=cv)
+    post.fit(p['validation'].numpy(), z['y_validation'].numpy())
+    result = dict(settings=settings, gain=post.gain_.tolist(), train_accuracy=record['train_accuracy'],
+        before={k: assessment(z[f'y_{k}'], p[k].argmax(1), problem, groups) for k in p},
+        cross_fitted=dict(objective=float(post.cross_fitted_objective_), violations=post.cross_fitted_violations_.tolist()) if cv else None)
+    result |= {k: assessment(z[f'y_{k}'], torch.as_tensor(post.predict(p[k].numpy())), problem, groups) for k in p}
+    write_atomically(path, json.dumps(result, indent=1))
+    return dict(result, path=str(path))
 
 # %% ../nbs/07_experiments.ipynb #8fe70050
 _QUICK = dict(model='resnet8-w8', recipe=Recipe(steps=400, update_every=10), step_size=.33, coverage_step_size=.3)
@@ -234,21 +305,33 @@ def recipe_spec(
     if dataset.startswith('digits'): chosen['split_seed'] = seed
     return Spec(**dict(chosen, dataset=dataset, objective=objective, loss=loss, seed=seed) | changes)
 
-# %% ../nbs/07_experiments.ipynb #72c6f92e
+# %% ../nbs/07_experiments.ipynb #5d2abec7
 _BASE = {'ERM': ('accuracy', 'cross-entropy'), 'LA with class priors': ('average-recall', 'logit-adjusted')}
 METHODS = { # chkstyle: ignore-node
     'table2': _BASE | {'CSL [Re-weighted]': ('worst-case-recall', 're-weighted'), 'CSL [Logit-adjusted]': ('worst-case-recall', 'logit-adjusted')},
     'table3': _BASE | {'CSL [Re-weighted]': ('balanced-coverage', 're-weighted'), 'CSL [Hybrid A]': ('balanced-coverage', 'hybrid-a'),
-        'CSL [Hybrid B]': ('balanced-coverage', 'hybrid-b')}}
+        'CSL [Hybrid B]': ('balanced-coverage', 'hybrid-b')},
+    'table5': {'Distilled ERM': ('accuracy', 'cross-entropy'), 'Distilled LA with teacher priors': ('average-recall', 'logit-adjusted'),
+        'Distilled CSL [Re-weighted]': ('worst-case-recall', 're-weighted'), 'Distilled CSL [Logit-adjusted]': ('worst-case-recall', 'logit-adjusted')}}
 
 def table_specs(
-    study, # 'table2' or 'table3'
+    study, # 'table2', 'table3' or 'table5'
     preset, datasets, # Preset, and the data sets to run on
     seeds # Number of seeds
 ): # {(dataset, method): specs}
     "The runs behind a table"
-    return {(d, method): [recipe_spec(preset, d, objective, loss, seed) for seed in range(seeds)]
+    teacher = lambda d, seed: dict(teacher=recipe_spec(preset, d, seed=seed).id) if study == 'table5' else {}
+    return {(d, method): [recipe_spec(preset, d, objective, loss, seed, **teacher(d, seed)) for seed in range(seeds)]
         for d in datasets for method, (objective, loss) in METHODS[study].items()}
+
+def hybrid_distilled_specs(
+    preset, datasets, seeds, # As for `table_specs`
+    gammas # Values to choose from on validation data
+): # {(dataset, seed): specs, one for each gamma}
+    "The runs among which Table 5's last row chooses"
+    goal = 'worst-case-recall', 'hybrid-distilled'
+    return {(d, seed): [recipe_spec(preset, d, *goal, seed, teacher=recipe_spec(preset, d, seed=seed).id, gamma=g) for g in gammas]
+        for d in datasets for seed in range(seeds)}
 
 def figure1_specs(
     preset, dataset, # Preset and balanced data set
@@ -262,17 +345,32 @@ def figure1_specs(
         for name, loss in (('Re-weighted', 're-weighted'), ('Logit-adjusted', 'logit-adjusted')) for w in weights}
     return {('ERM', None): runs('accuracy', 'cross-entropy')} | each
 
+# %% ../nbs/07_experiments.ipynb #2e82e36e
+def table4_specs(
+    preset, # Preset
+    goals, # Pairs of a data set and 'class' or 'head-tail'
+    seeds # Number of seeds
+): # {('digits-lt per class', method): specs} for the two models that are post-shifted
+    "The runs behind Table 4"
+    name = {'class': 'per class', 'head-tail': 'head-tail'}
+    train = lambda d, g, objective, loss: [recipe_spec(preset, d, objective, loss, seed, **({} if objective == 'accuracy' else dict(groups=g))) for seed in range(seeds)]
+    return {(f'{d} {name[g]}', method): train(d, g, *how) for d, g in goals for method, how in
+        (('ERM', ('accuracy', 'cross-entropy')), ('CSL [Logit-adjusted]', ('worst-case-recall', 'logit-adjusted')))}
+
 def study_specs(
     study, # Name
     parameters # Its papermill parameters
 ): # List of `Spec`
     "All runs that a study draws from"
     p = parameters
+    if study == 'table1': return []
     if study == 'figure1': cells = figure1_specs(p['preset'], p['dataset'], p['weighted_class'], p['weights'], p['seeds'])
+    elif study == 'table4': cells = table4_specs(p['preset'], p['goals'], p['seeds'])
     else: cells = table_specs(study, p['preset'], p['datasets'], p['seeds'])
+    if study == 'table5': cells = table_specs('table2', p['preset'], p['datasets'], p['seeds']) | cells | hybrid_distilled_specs(p['preset'], p['datasets'], p['seeds'], p['gammas'])
     return [s for specs in cells.values() for s in specs]
 
-# %% ../nbs/07_experiments.ipynb #86f95138
+# %% ../nbs/07_experiments.ipynb #ccec19bf
 def mean_se(values): # Numbers
     "Mean and standard error; no error from a single value"
     v = np.asarray(values, float)
@@ -280,18 +378,16 @@ def mean_se(values): # Numbers
 
 def tidy_table(
     study, # 'table2', ...
-    cells, # {(dataset, method): specs}
-    records, # {spec: record}
+    cells, # {(dataset, method): records}
     reported, # The paper's numbers, with columns table, dataset, method, metric, value
     measures # {dataset: metrics of the test sample to show}
 ): # DataFrame
     "Mean and standard error over seeds of each metric, beside the paper's number"
     rows = []
-    for (dataset, method), specs in cells.items():
-        runs = [records[s] for s in specs]
+    for (dataset, method), runs in cells.items():
         columns = {m: [r['test'][m] for r in runs] for m in measures[dataset]}
         columns |= {f'validation_{m}': [r['validation'][m] for r in runs] for m in measures[dataset][1:]}
-        columns['train_accuracy'] = [r['train_accuracy'] for r in runs]
+        if 'train_accuracy' in runs[0]: columns['train_accuracy'] = [r['train_accuracy'] for r in runs]
         rows += [(dataset, method, m, *mean_se(v), len(v)) for m, v in columns.items()]
     ours = pd.DataFrame(rows, columns=['dataset', 'method', 'metric', 'mean', 'se', 'n'])
     theirs = reported[reported.table == study].rename(columns=dict(value='paper')).drop(columns='table')
@@ -300,7 +396,7 @@ def tidy_table(
     table = table.sort_values(['dataset', 'method', 'metric'], key=rank)
     return table.assign(n=table.n.fillna(0).astype(int)).reset_index(drop=True)
 
-# %% ../nbs/07_experiments.ipynb #9602edcf
+# %% ../nbs/07_experiments.ipynb #67423be2
 LABELS = dict(avg_recall='average recall', min_recall='worst recall', min_head_tail_recall='min head–tail recall', min_coverage='smallest coverage',
     min_head_tail_coverage='min head–tail coverage', train_accuracy='training accuracy')
 LABELS |= {f'validation_{k}': f'{v} (validation)' for k, v in LABELS.items()}
@@ -315,9 +411,9 @@ def wide_table(table): # A tidy table
     wide = both.pivot(index='method', columns='column', values='value')
     return wide.loc[list(dict.fromkeys(table.method)), list(dict.fromkeys(both.column))].fillna('')
 
-def save_table(table, out, name): # Tidy table; folder; file name without ending
+def save_table(table, out, name, wide=None): # Tidy table; folder; file name without ending; wide form with the row names as index
     "Write a tidy table as CSV, and its wide form as Markdown and LaTeX"
-    out, wide = Path(out), wide_table(table).reset_index()
+    out, wide = Path(out), (wide_table(table) if wide is None else wide).reset_index()
     write_atomically(out / f'{name}.csv', table.to_csv(index=False, float_format='%.6g'))
     rows = [list(wide.columns), ['---'] * len(wide.columns), *wide.values.tolist()]
     write_atomically(out / f'{name}.md', '\n'.join('| ' + ' | '.join(map(str, r)) + ' |' for r in rows) + '\n')
@@ -332,7 +428,7 @@ def save_figure(figure, out, name): # Matplotlib figure; folder; file name witho
     figure.savefig(Path(out) / f'{name}.png', dpi=200, metadata=dict(Software=None))
     figure.savefig(Path(out) / f'{name}.pdf', metadata=dict(CreationDate=None))
 
-# %% ../nbs/07_experiments.ipynb #9a060d3e
+# %% ../nbs/07_experiments.ipynb #8740c890
 def draw_table(
     table, # Tidy table
     measures, # {dataset: metrics}, as for `tidy_table`
@@ -347,7 +443,7 @@ def draw_table(
         methods = list(dict.fromkeys(table[table.n > 0].method))
         y = np.arange(len(methods))[::-1]
         for row, (dataset, names) in zip(axs, measures.items()):
-            theirs = dataset if table[table.dataset == dataset].paper.notna().any() else 'cifar10-lt'
+            theirs = dataset if table[table.dataset == dataset].paper.notna().any() else dataset.replace('digits-lt', 'cifar10-lt')
             for ax, name in zip(row, names):
                 pick = lambda d: table[(table.dataset == d) & (table.metric == name)].set_index('method').reindex(methods)
                 ax.errorbar(pick(dataset)['mean'], y, xerr=pick(dataset).se, fmt='o', color=colours[0], capsize=3, label=f'ours, {dataset}')
@@ -361,8 +457,8 @@ def draw_table(
         fig.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=len(handles), frameon=False)
     return fig
 
-# %% ../nbs/07_experiments.ipynb #6a4e0975
-STUDIES = ('figure1', 'table2', 'table3')
+# %% ../nbs/07_experiments.ipynb #551fc74f
+STUDIES = ('figure1', 'table1', 'table2', 'table3', 'table4', 'table5')
 PROJECT = Path(__file__).resolve().parent.parent if '__file__' in globals() else Path.cwd().parent
 
 def study_notebook(study): # Name
@@ -392,7 +488,7 @@ def study_parameters(
     known, section = notebook_parameters(study_notebook(study)), f'{study}:{preset}'
     presets = [s.split(':')[1] for s in settings.sections() if s.startswith(study + ':')]
     one_of(preset, presets, 'preset')
-    chosen = {k: yaml.safe_load(v) for k, v in settings[section].items()} | dict(preset=preset) | (changes or {})
+    chosen = {k: yaml.safe_load(v) for k, v in settings[section].items()} | ({'preset': preset} if 'preset' in known else {}) | (changes or {})
     for name in chosen:
         if name not in known: raise InputError(f"unknown parameter '{name}' of {study}; it has {', '.join(known)}")
     return known | chosen

@@ -140,7 +140,7 @@ def hybrid_loss(
     log_diag, weight = factor_gain(gain.to(logits.device), diag)
     return _reduce(table_loss(logits, target, log_diag, weight, ignore_index), target, logits, ignore_index, reduction)
 
-# %% ../nbs/01_losses.ipynb #d850ba82
+# %% ../nbs/01_losses.ipynb #69df3399
 def risk_minimiser(
     loss, # Function of (n, m) scores and (n, m) label distributions that returns (n,) losses
     probabilities, # (n, m) float64 class probabilities
@@ -154,8 +154,8 @@ def risk_minimiser(
         s = s.detach().requires_grad_()
         value = loss(s, p)
         grad, = torch.autograd.grad(value.sum(), s, create_graph=True)
-        if grad.abs().max() < 1e-10: break
-        hessian = torch.stack([torch.autograd.grad(g.sum(), s, retain_graph=True)[0] for g in grad.unbind(-1)], -2)
+        if grad.abs().max() < 1e-9 * (1 + value.abs().max()): break
+        hessian = torch.autograd.grad(grad, s, eye.unsqueeze(1).expand(-1, *s.shape), is_grads_batched=True)[0].transpose(0, 1)
         step = torch.linalg.solve(hessian + damping * eye, grad.detach().unsqueeze(-1)).squeeze(-1)
         trial = s.detach() - step / step.abs().amax(-1, keepdim=True).clamp(min=1)
         better = (loss(trial, p) <= value).detach()
