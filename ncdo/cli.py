@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['app', 'summary', 'train', 'postshift', 'paper', 'given_parameters', 'main']
 
-# %% ../nbs/08_cli.ipynb #001ab549
+# %% ../nbs/08_cli.ipynb #b6cbf54d
 import dataclasses, json, sys, typer, warnings
 from pathlib import Path
-from .experiments import (LOSSES, OBJECTIVES, PRESETS, STUDIES, compute, draw_study, notebook_parameters, one_of, post_shift_run, read_record,
+from .experiments import (LOSSES, OBJECTIVES, PRESETS, STUDIES, compute, draw_studies, notebook_parameters, one_of, post_shift_run, read_record,
     recipe_spec, run_stack, study_files, study_fingerprint, study_notebook, study_parameters, study_specs)
 from .data import DATASETS, load
 from .gains import InputError
@@ -112,7 +112,7 @@ def postshift(
         else: print(f"{name:>22}: objective {r['cross_fitted']['objective']:.3f}" + (f", largest violation {max(r['cross_fitted']['violations']):+.4f}" if r['before']['test']['worst_violation'] is not None else ''))
     print(f"result: {r['path']}")
 
-# %% ../nbs/08_cli.ipynb #cad833e3
+# %% ../nbs/08_cli.ipynb #25e1eee8
 @app.command()
 # chkstyle: ignore-node
 def paper(
@@ -141,15 +141,15 @@ def paper(
     if compute_only: return print(f'{len(set(specs))} runs on record in {out / "runs"}, {len(missing)} of them new')
     drawn = out / 'runs' / 'drawn.json'
     fingerprints = json.loads(drawn.read_text()) if drawn.exists() else {}
+    marks = {s: study_fingerprint(s, parameters[s], out) for s in chosen}
+    stale = {s: parameters[s] for s in chosen if no_compute or fingerprints.get(s) != marks[s] or not all(f.exists() for f in study_files(s, out))}
+    for s in draw_studies(stale, out, workers) if stale else []:
+        fingerprints[s] = marks[s]
+        write_atomically(drawn, json.dumps(fingerprints))
     for s in chosen:
-        mark = study_fingerprint(s, parameters[s], out)
-        if no_compute or fingerprints.get(s) != mark or not all(f.exists() for f in study_files(s, out)):
-            draw_study(s, parameters[s], out)
-            fingerprints[s] = mark
-            write_atomically(drawn, json.dumps(fingerprints))
-        shown = [f'{s}.png'] if s.startswith('figure') else [f'{s}.md', f'{s}.png']
-        print(f"{s}: {', '.join(str(out / f) for f in shown)}")
-        if (out / f'{s}.md').exists(): print((out / f'{s}.md').read_text())
+        shown = [f for f in study_files(s, out) if f.suffix in ('.md', '.png')]
+        print(f"{s}: {', '.join(map(str, shown))}")
+        if shown[0].suffix == '.md': print(shown[0].read_text())
 
 def given_parameters(pairs): # Strings NAME=VALUE, values in YAML
     "Papermill parameters from the command line"

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['teacher_labels', 'teacher_priors', 'distilled_loss', 'DistilledLoss']
 
-# %% ../nbs/06_distillation.ipynb #e9c5e86b
+# %% ../nbs/06_distillation.ipynb #eb8c87df
 import torch
 from torch import nn
-from .gains import InputError, class_priors
-from .losses import factor_gain, nonnegative_gain
+from .gains import InputError, check_priors, class_priors
+from .losses import _full, _reduce, check_target, factor_gain, nonnegative_gain
 
 # %% ../nbs/06_distillation.ipynb #49613c24
 def teacher_labels(
@@ -25,7 +25,7 @@ def teacher_priors(labels): # (n, m) teacher labels of the training sample
     "Mean teacher label, (m,) float64: the priors to build a student's gains with"
     return class_priors(labels, labels.shape[-1])
 
-# %% ../nbs/06_distillation.ipynb #9687a020
+# %% ../nbs/06_distillation.ipynb #662b697d
 def distilled_loss(
     logits, # (n, m) scores of the student; predict with their argmax
     teacher, # (n, m) teacher labels
@@ -38,15 +38,15 @@ def distilled_loss(
     "The distilled loss (eq. 11); calibrated for any gamma if the teacher is right (App. F)"
     if not 0 <= gamma <= 1: raise InputError(f'gamma is {gamma}; it must lie between 0 and 1')
     if teacher.shape != logits.shape: raise InputError(f'teacher labels have shape {tuple(teacher.shape)}, logits {tuple(logits.shape)}')
-    if reduction not in ('mean', 'sum', 'none'): raise InputError(f"unknown reduction '{reduction}'; use 'mean', 'sum' or 'none'")
-    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    log_diag, weight = factor_gain(torch.as_tensor(gain).to(logits), diag)
-    z = teacher.to(logits) @ weight
-    margin = z.clamp(min=floor * z.amax(-1, keepdim=True)).log()
-    per_example = -(z ** (1 - gamma) * (logits - log_diag - gamma * margin).log_softmax(-1)).sum(-1)
-    return per_example if reduction == 'none' else per_example.mean() if reduction == 'mean' else per_example.sum()
+    check_target(logits, teacher)
+    scores = _full(logits)
+    log_diag, weight = factor_gain(torch.as_tensor(gain).to(scores), diag)
+    with torch.autocast(logits.device.type, enabled=False): z = teacher.to(scores) @ weight
+    smallest = (floor * z.amax(-1, keepdim=True)).clamp(min=torch.finfo(z.dtype).tiny)
+    shifted = scores - log_diag - gamma * z.clamp(min=smallest).log()
+    return _reduce(-(z ** (1 - gamma) * shifted.log_softmax(-1)).sum(-1), teacher, logits, None, reduction)
 
-# %% ../nbs/06_distillation.ipynb #75471b6b
+# %% ../nbs/06_distillation.ipynb #82521fe8
 class DistilledLoss(nn.Module):
     "The distilled loss (eq. 11) for a gain that changes during training"
     def __init__(self,
@@ -57,7 +57,7 @@ class DistilledLoss(nn.Module):
     ):
         super().__init__()
         self.gamma, self.reduction = gamma, reduction
-        self.register_buffer('diag', 1 / torch.as_tensor(priors).float())
+        self.register_buffer('diag', 1 / check_priors(priors).float())
         self.register_buffer('gain', torch.zeros(len(self.diag), len(self.diag)))
         self.set_gain(gain)
 

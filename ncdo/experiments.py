@@ -7,8 +7,8 @@ __all__ = ['OBJECTIVES', 'LOSSES', 'PRESETS', 'METHODS', 'LABELS', 'STUDIES', 'P
            'assessment', 'make_record', 'read_record', 'write_record', 'read_scores', 'pack', 'taught_by', 'run_stack',
            'compute', 'post_shift_run', 'recipe_spec', 'table_specs', 'hybrid_distilled_specs', 'figure1_specs',
            'table4_specs', 'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table', 'save_figure',
-           'draw_table', 'study_notebook', 'notebook_parameters', 'study_parameters', 'draw_study', 'study_files',
-           'study_fingerprint']
+           'draw_table', 'study_notebook', 'notebook_parameters', 'study_parameters', 'draw_study', 'draw_studies',
+           'study_files', 'study_fingerprint']
 
 # %% ../nbs/07_experiments.ipynb #0800919c
 import dataclasses, hashlib, importlib.metadata, io, json, math, os, platform, time, zipfile, torch, numpy as np, pandas as pd
@@ -493,7 +493,7 @@ def study_parameters(
         if name not in known: raise InputError(f"unknown parameter '{name}' of {study}; it has {', '.join(known)}")
     return known | chosen
 
-# %% ../nbs/07_experiments.ipynb #ee27efc2
+# %% ../nbs/07_experiments.ipynb #6a0a5636
 def draw_study(
     study, # Name
     parameters, # From `study_parameters`
@@ -508,9 +508,9 @@ def draw_study(
     draft, target = out / f'.{source.name}', out / source.name
     quiet = dict(progress_bar=False, extra_arguments=['--log-level=ERROR'])
     try: papermill.execute_notebook(source, draft, dict(parameters, out=str(out)), cwd=source.parent, execution_timeout=3600, **quiet)
-    except papermill.PapermillExecutionError:
+    except papermill.PapermillExecutionError as e:
         draft.unlink(missing_ok=True)
-        raise
+        raise RuntimeError(f'{source.name} failed: {e}') from None
     nb = nbformat.read(draft, 4)
     for i, cell in enumerate(nb.cells):
         if 'injected-parameters' in cell.metadata.get('tags', []): cell.update(id='parameters', source=cell.source.replace(str(out), '.'))
@@ -522,6 +522,20 @@ def draw_study(
     for made in study_files(study, out):
         if not made.exists() or not made.stat().st_size: raise InputError(f'{study} ran but left no {made.name}; look into {target.name}')
 
+def draw_studies(
+    chosen, # {study: parameters}
+    out, # Folder for notebooks, figures and tables
+    workers=None # Notebooks at a time; one for each core unless given
+): # Yields the names of the studies as they are done
+    "Draw several studies side by side, each in a process of its own"
+    workers = min(len(chosen), workers or os.cpu_count())
+    with ProcessPoolExecutor(workers, torch.multiprocessing.get_context('spawn')) as pool:
+        waiting = {study: pool.submit(draw_study, study, parameters, out) for study, parameters in chosen.items()}
+        for study, done in waiting.items():
+            done.result()
+            yield study
+
+# %% ../nbs/07_experiments.ipynb #e34ed6fc
 def study_files(study, out): # Name; folder
     "The figures and tables a study is named for"
     return [Path(out) / f'{study}.{e}' for e in (('png', 'pdf') if study.startswith('figure') else ('csv', 'md', 'tex', 'png', 'pdf'))]

@@ -5,6 +5,9 @@ from ncdo.gains import InputError
 from ncdo.training import Recipe
 
 
+NOTEBOOKS = ['10_figure1.ipynb', '11_table1.ipynb', '12_table2.ipynb', '13_table3.ipynb', '14_table4.ipynb', '15_table5.ipynb']
+
+
 def contents(folder): return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
 
 
@@ -12,7 +15,8 @@ def test_everything_once_and_nothing_twice(ncdo, tmp_path):
     status, out, err = ncdo('paper', '--preset', 'smoke', '--out', tmp_path)
     assert status == 0, err
     first = contents(tmp_path)
-    for name in ('figure1.png', 'figure1.pdf', '10_figure1.ipynb', '12_table2.ipynb', '13_table3.ipynb', *[f'table{i}.{e}' for i in (2, 3) for e in ('csv', 'md', 'tex', 'png')]):
+    tables = [f'table{i}.{e}' for i in range(1, 6) for e in ('csv', 'md', 'tex', 'png', 'pdf')]
+    for name in ('figure1.png', 'figure1.pdf', *NOTEBOOKS, *tables):
         assert (tmp_path / name).stat().st_size > 100, name
     assert 'LA with class priors' in out and not [p for p in first if p.name.startswith('.')]
     table = pd.read_csv(tmp_path / 'table2.csv')
@@ -33,6 +37,14 @@ def test_tables_share_runs():
     assert len({s for specs in [*two.values(), *three.values()] for s in specs}) == 35
 
 
+def test_students_wait_for_their_teachers_and_name_them(ncdo, tmp_path):
+    status, _, err = ncdo('paper', 'table5', '--preset', 'smoke', '--seeds', 1, '--out', tmp_path, '--compute-only')
+    assert status == 0, err
+    records = [read_record(p) for p in (tmp_path / 'runs').iterdir() if p.is_dir()]
+    taught = [r for r in records if r['spec']['teacher']]
+    assert len(taught) == 6 and {r['spec']['teacher'] for r in taught} == {r['id'] for r in records if r['spec']['objective'] == 'accuracy' and not r['spec']['teacher']}
+
+
 def test_packing_covers_every_run_once():
     specs = [recipe_spec('quick', d, seed=s) for d in ('digits-lt', 'digits-balanced') for s in range(17)]
     stacks = pack(specs + specs[:3], largest=12)
@@ -41,7 +53,7 @@ def test_packing_covers_every_run_once():
 
 
 def test_ids_are_stable_and_tell_specs_apart():
-    assert Spec().id == '18cc0aface9b'
+    assert Spec().id == 'eb4370e6c67d'
     changed = [Spec(seed=1), Spec(loss='auto'), Spec(recipe=Recipe(steps=5)), Spec(fraction=.9), Spec(split_seed=1)]
     assert len({s.id for s in [Spec(), *changed]}) == 6
 
@@ -57,9 +69,8 @@ def test_standard_errors():
 
 
 def test_tidy_table_keeps_theirs_apart_from_ours():
-    spec = recipe_spec('smoke', 'digits-lt')
     record = dict(test=dict(avg_recall=.5, min_recall=.1), validation=dict(avg_recall=.6, min_recall=.2), train_accuracy=1.)
     reported = pd.DataFrame([('table2', 'cifar10-lt', 'ERM', 'min_recall', .589)], columns=['table', 'dataset', 'method', 'metric', 'value'])
-    t = tidy_table('table2', {('digits-lt', 'ERM'): [spec]}, {spec: record}, reported, {'digits-lt': ['avg_recall', 'min_recall']})
+    t = tidy_table('table2', {('digits-lt', 'ERM'): [record]}, reported, {'digits-lt': ['avg_recall', 'min_recall']})
     assert t.metric.tolist() == ['avg_recall', 'min_recall', 'validation_min_recall', 'train_accuracy', 'min_recall']
     assert t.n.tolist() == [1, 1, 1, 1, 0] and t.paper.isna().tolist() == [True] * 4 + [False]
