@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data, _check_samp
 from .gains import ClassProblem, InputError, Problem, _labels, bayes_rule, worst_case_recall
 from .reductions import SaddlePoint
 
-# %% ../nbs/05_postshift.ipynb #6f3bb921
+# %% ../nbs/05_postshift.ipynb #a09d8cf4
 def shifted_scores(
     problem, # `Problem`
     probabilities # (n, m) array
@@ -23,11 +23,12 @@ def shifted_scores(
     p = probabilities
     cast = lambda v: v.numpy().astype(p.dtype)
     if not isinstance(problem, ClassProblem): return lambda multipliers: p @ cast(problem.gain(multipliers))
-    column = (p @ cast(problem.ratio * problem.r))[:, None]
+    column, outer = (p @ cast(problem.ratio * problem.r))[:, None], bool(problem.v.any())
     def scores(multipliers):
         per_class = torch.nn.functional.pad(multipliers, (0, 1))[problem.groups]
         own = p * cast(problem.ratio * (problem.a + problem.d * per_class))
-        return own + column * cast(problem.v * per_class) if problem.v.any() else own
+        if outer: own += column * cast(problem.v * per_class)
+        return own
     return scores
 
 def sample_confusion(

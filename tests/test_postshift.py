@@ -391,3 +391,18 @@ def test_a_run_without_its_scores(ncdo, run, tmp_path, broken):
     before = sorted(os.listdir(tmp_path))
     status, _, err = ncdo('postshift', '--run', tmp_path)
     assert status == 2 and 'compute the run again' in err and err.count('\n') == 1 and sorted(os.listdir(tmp_path)) == before
+
+
+def test_the_benchmark_reports_and_draws(capsys, monkeypatch, tmp_path):
+    from ncdo import bench
+    small = dict(whole=(60, 4, 3), rounds=1, iterations=2, growth={'points': ((20, 3), (40, 3)), 'classes': ((40, 3), (40, 6))})
+    bench.report_post_shift(tmp_path / 'growth.png', **small)
+    out = capsys.readouterr().out
+    assert out.count('60 points, 4 classes, 3 iterations') == 2 and out.count('(40, 6)') == 2 and (tmp_path / 'growth.png').stat().st_size > 1000
+    called = []
+    monkeypatch.setattr(bench, 'report_post_shift', lambda plot=None: called.append(plot))
+    bench.main(['postshift'])
+    bench.main(['postshift', '--plot', 'x.png'])
+    assert called == [None, 'x.png']
+    for wrong in (['postshift', '--plot'], ['postshift', 'x'], ['other']):
+        with pytest.raises(SystemExit, match='usage'): bench.main(wrong)
