@@ -22,24 +22,24 @@ from .losses import KINDS
 from .postshift import PostShiftClassifier
 from .training import Member, Recipe, Stack, build, fit, pick_device, write_atomically
 
-# %% ../nbs/07_experiments.ipynb #8b7c4719
+# %% ../nbs/07_experiments.ipynb #2b58dfd1
 def _weights(spec, m):
     "Weight of one class raised, the others 1"
     if not 0 <= spec.weighted_class < m: raise InputError(f'weighted_class is {spec.weighted_class}, outside the classes 0..{m - 1}')
     return torch.ones(m, dtype=torch.float64).index_fill(0, torch.tensor(spec.weighted_class), spec.weight)
 
 OBJECTIVES = { # chkstyle: ignore-node
-    'accuracy': lambda p, s: gains.accuracy_goal(p),
-    'weighted-accuracy': lambda p, s: gains.accuracy_goal(p, _weights(s, len(p))),
-    'average-recall': lambda p, s: gains.average_recall_goal(p),
-    'worst-case-recall': lambda p, s: gains.worst_case_recall(p, s.class_groups(p)),
-    'recall': lambda p, s: gains.recall_constraint(p, s.tau),
-    'precision': lambda p, s: gains.precision_constraint(p, s.tau),
-    'coverage': lambda p, s: gains.coverage_constraint(p, s.fraction),
-    'balanced-coverage': lambda p, s: gains.balanced_coverage_constraint(p, s.fraction, s.class_groups(p))}
+    'accuracy': lambda p, s, t: gains.accuracy_goal(p),
+    'weighted-accuracy': lambda p, s, t: gains.accuracy_goal(p, _weights(s, len(p))),
+    'average-recall': lambda p, s, t: gains.average_recall_goal(p, t),
+    'worst-case-recall': lambda p, s, t: gains.worst_case_recall(p, s.class_groups(t), t),
+    'recall': lambda p, s, t: gains.recall_constraint(p, s.tau, t),
+    'precision': lambda p, s, t: gains.precision_constraint(p, s.tau, t),
+    'coverage': lambda p, s, t: gains.coverage_constraint(p, s.fraction, t),
+    'balanced-coverage': lambda p, s, t: gains.balanced_coverage_constraint(p, s.fraction, s.class_groups(t), t)}
 LOSSES = ('cross-entropy', *KINDS, 'hybrid-distilled')
 
-# %% ../nbs/07_experiments.ipynb #323a41a6
+# %% ../nbs/07_experiments.ipynb #a3992c51
 def one_of(value, known, what):
     "The value, or a one-line error that lists what is known"
     if value not in known: raise InputError(f"unknown {what} '{value}'; use one of {', '.join(known)}")
@@ -80,7 +80,7 @@ class Spec:
     @property
     def id(self): return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:12]
     def class_groups(self, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
-    def problem(self, priors): return OBJECTIVES[self.objective](priors, self)
+    def problem(self, priors, target_priors=None): return OBJECTIVES[self.objective](priors, self, priors if target_priors is None else target_priors)
 
 # %% ../nbs/07_experiments.ipynb #6d9d761b
 def metrics(
@@ -150,7 +150,7 @@ def read_scores(folder): # A run's folder
         with np.load(path, allow_pickle=False) as z: return {k: torch.from_numpy(z[k]) for k in z.files}
     except (ValueError, OSError, zipfile.BadZipFile) as e: raise InputError(f'{path} cannot be read ({type(e).__name__}); compute the run again') from None
 
-# %% ../nbs/07_experiments.ipynb #fae54309
+# %% ../nbs/07_experiments.ipynb #5cfa7f9b
 def pack(
     specs, # Runs wanted
     largest=12 # Members of a stack
@@ -186,7 +186,7 @@ def run_stack(
     teachers = teachers or {s.teacher: Path(folders[0]).parent / s.teacher for s in specs}
     labels = [teacher_labels(taught_by(teachers[s.teacher], s, d), s.temperature) if s.teacher else None for s, d in zip(specs, data)]
     priors = [d.priors if l is None else teacher_priors(l) for d, l in zip(data, labels)]
-    members = [Member(d, s.problem(p), s.loss, s.seed, s.step_size, l, s.gamma) for s, d, p, l in zip(specs, data, priors, labels)]
+    members = [Member(d, s.problem(p, d.priors), s.loss, s.seed, s.step_size, l, s.gamma) for s, d, p, l in zip(specs, data, priors, labels)]
     if data[0].x[0].numel() < 1000: torch.set_num_threads(1)
     stack = Stack(members, specs[0].model, specs[0].recipe, device)
     results = fit(stack, lambda n: progress(n * len(specs)), checkpoint, name=' '.join(s.id for s in specs))

@@ -6,8 +6,8 @@
 __all__ = ['OWN', 'StackedLinear', 'Block', 'ResNet', 'MLP', 'build', 'Recipe', 'draw_order', 'crop_and_flip', 'Member', 'Result',
            'pick_device', 'Stack', 'write_atomically', 'fit']
 
-# %% ../nbs/04_training.ipynb #b858c3cd
-import dataclasses, json, math, os, re, torch, torch.nn.functional as F
+# %% ../nbs/04_training.ipynb #44cb8f72
+import dataclasses, functools, json, math, os, re, torch, torch.nn.functional as F
 from pathlib import Path
 from torch import nn
 from .distillation import DistilledLoss, teacher_priors
@@ -153,7 +153,7 @@ def crop_and_flip(
     crop = padded.permute(0, 2, 3, 1)[index[..., None, None], rows[..., :, None], columns[..., None, :]]
     return crop.movedim(-1, -3)
 
-# %% ../nbs/04_training.ipynb #43af7fa1
+# %% ../nbs/04_training.ipynb #ab01cd0f
 @dataclasses.dataclass(frozen=True)
 class Member:
     "One run of a stack"
@@ -165,7 +165,7 @@ class Member:
     labels: object = None # (n, m) teacher labels of the training sample, in its order; hard labels unless given
     gamma: float = .1 # Of the distilled loss
 
-    @property
+    @functools.cached_property
     def priors(self): return self.data.priors if self.labels is None else teacher_priors(self.labels)
 
 @dataclasses.dataclass

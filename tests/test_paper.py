@@ -1,5 +1,5 @@
 "`ncdo paper` from nothing to figures, at the smallest preset"
-import os, pandas as pd, pytest
+import os, pandas as pd, pytest, torch
 from ncdo.experiments import Spec, mean_se, pack, read_record, recipe_spec, table_specs, tidy_table
 from ncdo.gains import InputError
 from ncdo.training import Recipe
@@ -73,3 +73,12 @@ def test_tidy_table_keeps_theirs_apart_from_ours():
     t = tidy_table('table2', {('digits-lt', 'ERM'): [record]}, reported, {'digits-lt': ['avg_recall', 'min_recall']})
     assert t.metric.tolist() == ['avg_recall', 'min_recall', 'validation_min_recall', 'train_accuracy', 'min_recall']
     assert t.n.tolist() == [1, 1, 1, 1, 0] and t.paper.isna().tolist() == [True] * 4 + [False]
+
+
+def test_a_student_is_taught_with_its_teachers_priors_for_the_goal_of_the_sample():
+    sample, teacher = torch.tensor([.6, .3, .1]).double(), torch.tensor([.4, .2, .4]).double()
+    coverage = Spec(objective='coverage', loss='hybrid-b').problem(teacher, sample)
+    assert torch.allclose(coverage.b, .95 * sample) and torch.allclose(coverage.gain([0, 0, 0]).diagonal(), 1 / (3 * teacher))
+    worst = Spec(objective='worst-case-recall', groups='head-tail', tail=.34).problem(teacher, sample)
+    assert worst.groups.tolist() == [0, 0, 1]
+    assert torch.equal(Spec().problem(teacher, sample).gain([]), torch.eye(3).double())
