@@ -59,5 +59,5 @@ def check():
 
 if __name__ == '__main__':
     if sys.argv[1:] == ['export']: export()
-    elif sys.argv[1:] == ['check']: sys.exit('\n'.join(check()))
+    elif sys.argv[1:] == ['check']: sys.exit('\n'.join(check()) or 0)
     else: sys.exit(__doc__)
