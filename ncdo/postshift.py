@@ -14,21 +14,21 @@ from sklearn.utils.validation import check_is_fitted, validate_data, _check_samp
 from .gains import ClassProblem, InputError, Problem, _labels, bayes_rule, worst_case_recall
 from .reductions import SaddlePoint
 
-# %% ../nbs/05_postshift.ipynb #a09d8cf4
+# %% ../nbs/05_postshift.ipynb #be0d953e
 def shifted_scores(
     problem, # `Problem`
     probabilities # (n, m) array
-): # Function from (k,) multipliers to an (n, m) array
+): # Function from (k,) multipliers to an (n, m) array, the same one at every call
     "The scores G(multipliers)' p of every example, without building G where the problem has structure"
     p = probabilities
     cast = lambda v: v.numpy().astype(p.dtype)
     if not isinstance(problem, ClassProblem): return lambda multipliers: p @ cast(problem.gain(multipliers))
     column, outer = (p @ cast(problem.ratio * problem.r))[:, None], bool(problem.v.any())
+    own, shared = np.empty_like(p), np.empty_like(p)
     def scores(multipliers):
         per_class = torch.nn.functional.pad(multipliers, (0, 1))[problem.groups]
-        own = p * cast(problem.ratio * (problem.a + problem.d * per_class))
-        if outer: own += column * cast(problem.v * per_class)
-        return own
+        np.multiply(p, cast(problem.ratio * (problem.a + problem.d * per_class)), out=own)
+        return np.add(own, np.multiply(column, cast(problem.v * per_class), out=shared), out=own) if outer else own
     return scores
 
 def sample_confusion(
