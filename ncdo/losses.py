@@ -378,14 +378,15 @@ def low_rank_weight(gain, log_diag, weight): # (m, m), (m,), (m, m), see `loss_t
     V = torch.stack([parts[1], torch.ones_like(log_diag)]) * scale
     return weight.diagonal() - (U * V.T).sum(-1), U, V
 
-# %% ../nbs/01_losses.ipynb #2deef848
+# %% ../nbs/01_losses.ipynb #ef530edf
 LARGE = 65536 # Scores from which a batch is bound by memory, not by the number of calls
 
 class _DenseLoss(torch.autograd.Function):
     "Sum of outer * log_softmax(logits - log_diag), for `outer` (n, m) already divided by -n"
     @staticmethod
     def forward(ctx, logits, log_diag, outer):
-        logp = (logits - log_diag).log_softmax(-1)
+        logp = logits - log_diag
+        torch.log_softmax(logp, -1, out=logp)
         ctx.large = outer.numel() >= LARGE
         if ctx.large:
             ctx.save_for_backward(logits, log_diag, outer, logp)
@@ -427,7 +428,7 @@ class _StructuredLoss(torch.autograd.Function):
         if U is not None: g.addmm_(U * -scale, V)
         return g.scatter_add_(1, index, (a * -scale)[:, None]), *[None] * 5
 
-# %% ../nbs/01_losses.ipynb #7c426f5f
+# %% ../nbs/01_losses.ipynb #e55b96cd
 cross_entropy, NOT_A_LABEL = torch._C._nn.cross_entropy_loss, -1 << 40
 
 def _fast_mean(loss, logits, target):
@@ -436,7 +437,7 @@ def _fast_mean(loss, logits, target):
     if loss.weight is None and (logits.numel() < LARGE or logits.is_cuda): return cross_entropy(logits - loss.log_diag, target, None, 1, NOT_A_LABEL)
     if logits.numel() >= LARGE:
         if loss._parts: return _StructuredLoss.apply(logits, loss.log_diag, target, *loss._parts)
-        return _DenseLoss.apply(logits, loss.log_diag, loss.weight.index_select(0, target).div_(-n))
+        if loss.weight.numel() > logits.numel(): return _DenseLoss.apply(logits, loss.log_diag, loss.weight.index_select(0, target).div_(-n))
     if loss._rows[0] != n: loss._rows = n, loss.weight / -n
     return _DenseLoss.apply(logits, loss.log_diag, loss._rows[1].index_select(0, target))
 
