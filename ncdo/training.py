@@ -183,7 +183,7 @@ OWN = {'softmax-shifted': lambda m, s, y, G: softmax_shifted_loss(s, y, G),
 
 def pick_device(device=None): return torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
 
-# %% ../nbs/04_training.ipynb #8573a1b2
+# %% ../nbs/04_training.ipynb #4a8b35dc
 class Stack:
     "Runs of one architecture and recipe, trained side by side"
     def __init__(self, members, model, recipe, device=None, dtype=torch.float32):
@@ -224,20 +224,25 @@ class Stack:
         else: x = self.x[index][..., 4:h - 4, 4:w - 4] if self.recipe.augment else self.x[index]
         return (x.to(self.dtype) - self.mean) / self.std
 
-    def _losses(self, logits, target):
-        "(K,) mean loss of each member"
-        losses = table_loss(logits, target, self.log_diag, self.weight).mean(-1)
-        own = {k: OWN[m.loss](m, logits[k], target[k], self.gains[k]) for k, m in enumerate(self.members) if m.loss in OWN}
-        return torch.stack([own.get(k, l) for k, l in enumerate(losses)]) if own else losses
+    @functools.cached_property
+    def _row(self):
+        "(K, N) place of each training image of the pool among a member's teacher labels"
+        train = self.parts['train']
+        return train.new_zeros(len(train), len(self.x)).scatter_(1, train, torch.arange(train.shape[1], device=train.device).expand_as(train))
 
     def _targets(self, index):
         "(K, n) class indices, or (K, n, m) teacher labels, of images of the pool"
         if self.labels is None: return self.y[index]
-        ordered, position = self.parts['train'].sort(-1)
-        rows = position.gather(1, torch.searchsorted(ordered, index)).unsqueeze(-1)
+        rows = self._row.gather(1, index).unsqueeze(-1)
         return self.labels.gather(1, rows.expand(-1, -1, self.labels.shape[-1]))
 
-# %% ../nbs/04_training.ipynb #70c8ef11
+# %% ../nbs/04_training.ipynb #ecec684f
+def _losses(self, logits, target):
+    "(K,) mean loss of each member"
+    losses = table_loss(logits, target, self.log_diag, self.weight).mean(-1)
+    own = {k: OWN[m.loss](m, logits[k], target[k], self.gains[k]) for k, m in enumerate(self.members) if m.loss in OWN}
+    return torch.stack([own.get(k, l) for k, l in enumerate(losses)]) if own else losses
+
 def _train_step(self):
     "One step of SGD for every member, preceded by an update of the multipliers when one is due"
     if self.step % self.recipe.update_every == 0 and any(m.problem.k for m in self.members): self.update()
@@ -250,7 +255,7 @@ def _train_step(self):
     self.optimiser.step()
     self.step += 1
 
-Stack.train_step = _train_step
+Stack._losses, Stack.train_step = _losses, _train_step
 
 # %% ../nbs/04_training.ipynb #bd11dcbb
 @torch.no_grad()
