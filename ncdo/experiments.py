@@ -392,13 +392,13 @@ def post_shift_run(
     write_atomically(path, json.dumps(result, indent=1))
     return dict(result, path=str(path))
 
-# %% ../nbs/07_experiments.ipynb #8fe70050
+# %% ../nbs/07_experiments.ipynb #76165a6b
 _QUICK = dict(model='resnet8-w8', recipe=Recipe(steps=400, update_every=10), step_size=.33, coverage_step_size=.3)
 _SMOKE = dict(model='mlp-16', recipe=Recipe(steps=20, batch_size=32, update_every=5), step_size=.33, coverage_step_size=.3)
 
 def _cifar_recipe(images, **changes):
     "256 epochs of ResNet-56 at batch 128, rate 0.4 cut at epochs 96, 192 and 224"
-    return dict(dict(model='resnet56', step_size=.1, coverage_step_size=.1, recipe=Recipe(steps=256 * images // 128, batch_size=128, learning_rate=.4,
+    return dict(dict(model='resnet56-pad', step_size=.1, coverage_step_size=.3, recipe=Recipe(steps=256 * images // 128, batch_size=128, learning_rate=.4,
         weight_decay=2e-4, warmup=15 / 256, milestones=(96 / 256, 192 / 256, 224 / 256), augment=True, update_every=32)), **changes)
 
 PRESETS = { # chkstyle: ignore-node

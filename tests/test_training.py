@@ -4,7 +4,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ncdo.data import load
 from ncdo.gains import InputError, accuracy_goal, average_recall_goal, balanced_coverage_constraint, coverage_constraint, worst_case_recall
 from ncdo.losses import CostSensitiveLoss
-from ncdo.training import Member, Recipe, Stack, build, crop_and_flip, draw_order, fit
+from ncdo.training import ConvNorm, Member, Recipe, Stack, build, crop_and_flip, draw_order, fit
 
 SHORT = Recipe(steps=14, batch_size=32, update_every=4)
 
@@ -137,3 +137,31 @@ def test_a_step_and_an_update_need_nothing_from_the_processor():
     assert not watch.seen and stack.tick == 1
     with Watch() as watch: int(stack.clock)
     assert watch.seen
+
+
+@pytest.mark.parametrize('model', ['resnet8', 'resnet8-pad'])
+def test_widened_and_folded_networks_say_the_same(model, monkeypatch):
+    "What runs on a GPU only, with the arithmetic of its two kernels written out"
+    net, x = build(model, (3, 32, 32), 10, [0, 1]).double(), torch.randn(2, 4, 3, 32, 32, dtype=torch.float64)
+    net.train()(x)
+    plain = net.eval()(x)
+    monkeypatch.setattr(torch, 'cudnn_convolution_relu', lambda x, w, b, *how: F.conv2d(x, w, b, *how).relu())
+    monkeypatch.setattr(torch, 'cudnn_convolution_add_relu', lambda x, w, z, alpha, b, *how: (F.conv2d(x, w, b, *how) + alpha * z).relu())
+    monkeypatch.setattr(torch, 'get_autocast_dtype', lambda device: torch.float64)
+    y = x
+    for part in net.body: y = part.infer(y)
+    folded = net.head(y.mean((-2, -1)).unflatten(1, (2, -1)).transpose(0, 1))
+    assert torch.allclose(plain, folded, atol=1e-10)
+    grown = [m for m in net.modules() if isinstance(m, ConvNorm) and m.missing]
+    for part in grown:
+        z = torch.randn(3, part[0].in_channels, 8, 8, dtype=torch.float64)
+        assert torch.allclose(part(z).relu(), part.infer(z), atol=1e-10)
+    assert len(grown) == (3 if model.endswith('pad') else 5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+def test_a_gpu_learns_what_a_cpu_learns():
+    slow, quick = [Stack(members((0,)), 'resnet8-w8', SHORT, device, fast=fast) for device, fast in (('cpu', False), ('cuda', True))]
+    for a, b in zip(fit(slow), fit(quick)):
+        assert torch.corrcoef(torch.stack([a.test.flatten(), b.test.flatten()]))[0, 1] > .99
+        assert a.reduction.history[0]['violations'].isfinite().all() and len(a.history) == len(b.history)
