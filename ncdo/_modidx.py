@@ -102,6 +102,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'ncdo.experiments.save_table': ('experiments.html#save_table', 'ncdo/experiments.py'),
                                   'ncdo.experiments.search_specs': ('experiments.html#search_specs', 'ncdo/experiments.py'),
                                   'ncdo.experiments.searched': ('experiments.html#searched', 'ncdo/experiments.py'),
+                                  'ncdo.experiments.stack_size': ('experiments.html#stack_size', 'ncdo/experiments.py'),
                                   'ncdo.experiments.study_files': ('experiments.html#study_files', 'ncdo/experiments.py'),
                                   'ncdo.experiments.study_fingerprint': ('experiments.html#study_fingerprint', 'ncdo/experiments.py'),
                                   'ncdo.experiments.study_notebook': ('experiments.html#study_notebook', 'ncdo/experiments.py'),

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['OBJECTIVES', 'MEASURED', 'LOSSES', 'PRESETS', 'METHODS', 'LABELS', 'STUDIES', 'PROJECT', 'one_of', 'Spec', 'metrics',
            'assessment', 'make_record', 'read_record', 'write_record', 'read_scores', 'pack', 'taught_by', 'Busy',
-           'claim', 'run_stack', 'Job', 'jobs_for', 'Board', 'devices', 'compute', 'post_shift_run', 'recipe_spec',
-           'table_specs', 'hybrid_distilled_specs', 'figure1_specs', 'searched', 'search_specs', 'table4_specs',
-           'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table', 'save_figure', 'draw_table',
-           'study_notebook', 'notebook_parameters', 'study_parameters', 'draw_study', 'draw_studies', 'study_files',
-           'study_fingerprint']
+           'claim', 'run_stack', 'Job', 'jobs_for', 'stack_size', 'Board', 'devices', 'compute', 'post_shift_run',
+           'recipe_spec', 'table_specs', 'hybrid_distilled_specs', 'figure1_specs', 'searched', 'search_specs',
+           'table4_specs', 'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table', 'save_figure',
+           'draw_table', 'study_notebook', 'notebook_parameters', 'study_parameters', 'draw_study', 'draw_studies',
+           'study_files', 'study_fingerprint']
 
 # %% ../nbs/07_experiments.ipynb #0d88388a
 import contextlib, dataclasses, hashlib, importlib.metadata, io, json, math, os, platform, time, zipfile, torch, numpy as np, pandas as pd
@@ -222,7 +222,7 @@ def run_stack(
     if checkpoint: Path(checkpoint).unlink(missing_ok=True)
     return records
 
-# %% ../nbs/07_experiments.ipynb #9db709eb
+# %% ../nbs/07_experiments.ipynb #67959794
 @dataclasses.dataclass
 class Job:
     "A stack to be trained"
@@ -253,11 +253,20 @@ class Job:
         except Busy: return False
         return True
 
-def jobs_for(specs, store, root, largest): # Runs wanted; folder of the run folders; data root; members of a stack at most
+def jobs_for(specs, store, root, slots): # Runs wanted; folder of the run folders; data root; devices
     "The stacks that are not on record, the longest first"
-    jobs = [Job(stack, store, root) for stack in pack(specs, largest)]
+    size = stack_size(specs, len(slots)) if slots[0].startswith('cuda') else 12
+    jobs = [Job(stack, store, root) for stack in pack(specs, size)]
     jobs = [j if j.checkpoint.exists() else dataclasses.replace(j, specs=j.missing) for j in jobs if j.missing]
     return sorted(jobs, key=lambda j: -len(j.specs) * j.steps)
+
+def stack_size(specs, num_devices, sizes=range(4, 13)): # Runs wanted; GPUs; to choose from
+    "The largest stack with which all GPUs are done soonest; a stack costs two models more than it has"
+    def soonest(size):
+        load = [0] * num_devices
+        for cost in sorted(((len(s) + 2) * s[0].recipe.steps for s in pack(specs, size)), reverse=True): load[load.index(min(load))] += cost
+        return max(load)
+    return min(sizes, key=soonest)
 
 # %% ../nbs/07_experiments.ipynb #9364d975
 class Board:
@@ -291,7 +300,7 @@ class Board:
         if live: self.live.update(table)
         else: self.console.print(table)
 
-# %% ../nbs/07_experiments.ipynb #4ce2b9a8
+# %% ../nbs/07_experiments.ipynb #36a18b25
 def devices(device=None, workers=None): # 'cpu', 'cuda', 'cuda:1' or the best there is; processes, on a CPU one for each core unless given
     "Where stacks can train side by side"
     device = pick_device(device)
@@ -308,7 +317,7 @@ def compute(
 ): # {spec: record}
     "Records of all the runs, training those that are not on record yet"
     store, slots = Path(store), devices(device, workers)
-    jobs = jobs_for(specs, store, root, 8 if slots[0].startswith('cuda') else 12)
+    jobs = jobs_for(specs, store, root, slots)
     if jobs:
         for spec in {s.dataset: s for s in specs}.values(): load(spec.dataset, root)
         board, todo = Board(jobs, quiet), {s.id for j in jobs for s in j.specs}
