@@ -27,10 +27,10 @@ class StackedLinear(nn.Module):
 
     def forward(self, x): return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT) # (K, n, in) -> (K, n, out)
 
-# %% ../nbs/04_training.ipynb #74306b6e
+# %% ../nbs/04_training.ipynb #8e6932f8
 def widen(x, stack, missing): # (n, K * c, h, w); K; channels to add to each group
-    "(n, K * (c + missing), h, w): channels of zeros behind those of each group"
-    return F.pad(x.unflatten(1, (stack, -1)), (0, 0, 0, 0, 0, missing)).flatten(1, 2)
+    "(n, K * (c + missing), h, w), channels last in memory: channels of zeros behind those of each group"
+    return F.pad(x.permute(0, 2, 3, 1).unflatten(-1, (stack, -1)), (0, missing)).flatten(3).permute(0, 3, 1, 2)
 
 class ConvNorm(nn.Sequential):
     "Convolution and batch normalisation, K times side by side"

@@ -4,7 +4,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ncdo.data import load
 from ncdo.gains import InputError, accuracy_goal, average_recall_goal, balanced_coverage_constraint, coverage_constraint, worst_case_recall
 from ncdo.losses import CostSensitiveLoss
-from ncdo.training import ConvNorm, Member, Recipe, Stack, build, crop_and_flip, draw_order, fit
+from ncdo.training import ConvNorm, Member, Recipe, Stack, build, crop_and_flip, draw_order, fit, widen
 
 SHORT = Recipe(steps=14, batch_size=32, update_every=4)
 
@@ -165,3 +165,11 @@ def test_a_gpu_learns_what_a_cpu_learns():
     for a, b in zip(fit(slow), fit(quick)):
         assert torch.corrcoef(torch.stack([a.test.flatten(), b.test.flatten()]))[0, 1] > .99
         assert a.reduction.history[0]['violations'].isfinite().all() and len(a.history) == len(b.history)
+
+
+def test_widened_channels_stay_last_in_memory():
+    "Else every convolution on a GPU begins and ends with a transposition"
+    x = torch.randn(2, 6, 4, 4)
+    y = widen(x, 2, 5)
+    assert y.is_contiguous(memory_format=torch.channels_last) and y.shape == (2, 16, 4, 4)
+    assert torch.equal(y.unflatten(1, (2, 8))[:, :, :3].flatten(1, 2), x) and not y.unflatten(1, (2, 8))[:, :, 3:].any()
