@@ -471,13 +471,13 @@ def figure1_specs(
         for name, loss in (('Re-weighted', 're-weighted'), ('Logit-adjusted', 'logit-adjusted')) for w in weights}
     return {('ERM', None): runs('accuracy', 'cross-entropy')} | each
 
-# %% ../nbs/07_experiments.ipynb #0c560173
+# %% ../nbs/07_experiments.ipynb #89a18638
 def searched(recipe, model): # The preset's `Recipe` and network
     "Name -> changes of a `Spec`, one thing at a time"
     change = lambda **kw: dict(recipe=dataclasses.replace(recipe, **kw))
     rate, decay, other = recipe.learning_rate, recipe.weight_decay, not recipe.decay_kernels_only
     slow = dict(learning_rate=rate / 4, weight_decay=decay * 5)
-    return {'as prescribed': {}, 'decay on ' + ('kernels only' if other else 'all weights'): change(decay_kernels_only=other), 'without Nesterov': change(nesterov=False),
+    return {'starting point': {}, 'decay on ' + ('kernels only' if other else 'all weights'): change(decay_kernels_only=other), 'without Nesterov': change(nesterov=False),
         'half the decay': change(weight_decay=decay / 2), '2.5 times the decay': change(weight_decay=decay * 2.5), 'rate / 4, decay × 5': change(**slow),
         'rate / 4, decay × 5, other weights': change(**slow, decay_kernels_only=other), 'warm-up a third longer': change(warmup=recipe.warmup * 4 / 3),
         **({'padded shortcuts': dict(model=f'{model}-pad')} if model.startswith('resnet') else {})}
@@ -490,9 +490,10 @@ def search_specs(
 ): # {name: spec} of the plain runs, and {(loss, omega): spec} of those for coverage
     "The runs of the search"
     base = recipe_spec(preset, dataset, seed=seed)
-    shorter = dataclasses.replace(base.recipe, steps=round(base.recipe.steps * share))
-    plain = {name: recipe_spec(preset, dataset, seed=seed, **dict(dict(recipe=shorter), **changes)) for name, changes in searched(shorter, base.model).items()}
-    return plain, {(loss, w): recipe_spec(preset, dataset, 'balanced-coverage', loss, seed, recipe=shorter, step_size=float(w))
+    model, shorter = base.model.removesuffix('-pad'), dataclasses.replace(base.recipe, steps=round(base.recipe.steps * share))
+    plain = {name: recipe_spec(preset, dataset, seed=seed, **(dict(recipe=shorter, model=model) | changes))
+        for name, changes in searched(shorter, model).items()}
+    return plain, {(loss, w): recipe_spec(preset, dataset, 'balanced-coverage', loss, seed, recipe=shorter, model=model, step_size=float(w))
         for loss in ('re-weighted', 'hybrid-b') for w in step_sizes}
 
 # %% ../nbs/07_experiments.ipynb #38f644fe
