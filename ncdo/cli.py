@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['app', 'summary', 'train', 'postshift', 'paper', 'given_parameters', 'main']
 
-# %% ../nbs/08_cli.ipynb #b6cbf54d
+# %% ../nbs/08_cli.ipynb #a7127aa8
 import dataclasses, json, sys, typer, warnings
 from pathlib import Path
-from .experiments import (LOSSES, OBJECTIVES, PRESETS, STUDIES, compute, draw_studies, notebook_parameters, one_of, post_shift_run, read_record,
-    recipe_spec, run_stack, study_files, study_fingerprint, study_notebook, study_parameters, study_specs)
-from .data import DATASETS, load
+from .experiments import (LOSSES, OBJECTIVES, PRESETS, STUDIES, UPDATES, compute, draw_studies, notebook_parameters, one_of, post_shift_run, read_record,
+    recipe_spec, run_stack, same_data, study_files, study_fingerprint, study_notebook, study_parameters, study_specs)
+from .data import DATASETS, load, locate
 from .gains import InputError
 from .training import write_atomically
 
@@ -36,18 +36,20 @@ def summary(
     if record['at_bound']: lines.append(f"multipliers at their bound: {', '.join(record['at_bound'])}; these constraints cannot be met together")
     return [*lines, f"record: {where}"]
 
-# %% ../nbs/08_cli.ipynb #c12f157f
+# %% ../nbs/08_cli.ipynb #dabb55f1
 @app.command()
 # chkstyle: ignore-node
 def train(
-    dataset: str = typer.Option('digits-lt', help=f"one of {', '.join(DATASETS)}"),
+    dataset: str = typer.Option('digits-lt', help=f"one of {', '.join(DATASETS)}, or the path of a folder with a sub-folder of images for each class, or of an .npz"),
     objective: str = typer.Option('worst-case-recall', help=f"one of {', '.join(OBJECTIVES)}"),
     loss: str = typer.Option('auto', help=f"one of {', '.join(LOSSES)}"),
     out: Path = typer.Option(Path('run'), help='folder for the record'),
     data: str = typer.Option(None, help='data root, for CIFAR; or set NCDO_DATA'),
     seed: int = typer.Option(0, help='of initialisation and order'),
     preset: str = typer.Option(None, help=f"one of {', '.join(PRESETS)}; the first that knows the data set unless given"),
-    model: str = typer.Option(None, help='resnet20, resnet56, resnet8-w8, mlp-128, ...'),
+    model: str = typer.Option(None, help='resnet20, resnet56, resnet8-w8, mlp-128, ...; a torchvision classifier such as resnet18; or package.module:factory'),
+    image_size: int = typer.Option(None, help="side in pixels to which a folder's images are brought"),
+    split_seed: int = typer.Option(None, help='of which images go where'),
     step_size: float = typer.Option(None, help='omega, of the multipliers'),
     groups: str = typer.Option(None, help="'class' or 'head-tail'"),
     tail: float = typer.Option(None, help='share of the classes that are the tail'),
@@ -62,28 +64,32 @@ def train(
     learning_rate: float = typer.Option(None, help='base rate'),
     weight_decay: float = typer.Option(None, help='L2 penalty'),
     update_every: int = typer.Option(None, help='steps between updates of the multipliers'),
+    augment: bool = typer.Option(None, '--augment/--no-augment', help='crop and flip training images at random'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given"),
     resume: bool = typer.Option(False, '--resume', help='go on with an unfinished run in --out')
 ):
     "Train one model for a goal and write its record"
     from tqdm.auto import tqdm
-    one_of(dataset, DATASETS, 'data set')
-    preset = preset or next(p for p in ('quick', 'paper') if dataset in PRESETS[p])
-    given = dict(model=model, step_size=step_size, groups=groups, tail=tail, tau=tau, fraction=fraction, temperature=temperature, gamma=gamma)
+    if (dataset := locate(dataset)) not in DATASETS and preset: raise InputError(f"preset '{preset}' is for {', '.join(DATASETS)}; your own images have a recipe of their own")
+    preset = preset or next((p for p in ('quick', 'paper') if dataset in PRESETS[p]), None)
+    given = dict(image_size=image_size, split_seed=split_seed, model=model, step_size=step_size, groups=groups, tail=tail, tau=tau, fraction=fraction, temperature=temperature, gamma=gamma)
     if teacher:
         taught = read_record(teacher)
         if taught is None: raise InputError(f'{teacher} holds no record of a finished run to learn from')
         given |= dict(teacher=taught['id'], split_seed=taught['spec']['split_seed'])
-    spec = recipe_spec(preset, dataset, objective, loss, seed, **{k: v for k, v in given.items() if v is not None})
-    loaded = load(dataset, data, spec.split_seed)
+    own = None if dataset in DATASETS else load(dataset, data, given['split_seed'] or 0, image_size)
+    spec = recipe_spec(preset, dataset, objective, loss, seed, own, **{k: v for k, v in given.items() if v is not None})
+    loaded = own or spec.data(data)
     if epochs is not None: steps = round(epochs * len(loaded.train) / (batch_size or spec.recipe.batch_size))
-    recipe = dict(steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, update_every=update_every)
+    if own and steps: update_every = update_every or -(-steps // UPDATES)
+    recipe = dict(steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=weight_decay, update_every=update_every, augment=augment)
     spec = dataclasses.replace(spec, recipe=dataclasses.replace(spec.recipe, **{k: v for k, v in recipe.items() if v is not None}))
     record, checkpoint = read_record(out), out / 'checkpoint.safetensors'
     if record and record['id'] != spec.id: raise InputError(f'{out} holds the record of another run ({record["id"]}); choose another --out')
+    if record: same_data(record, loaded, out)
     if checkpoint.exists() and not resume: raise InputError(f'{out} holds an unfinished run; add --resume to go on with it, or choose another --out')
     if not record:
-        with tqdm(total=spec.recipe.steps, unit='step', desc=f'{dataset}, {objective}, {loss}', disable=None) as bar:
+        with tqdm(total=spec.recipe.steps, unit='step', desc=f'{Path(dataset).name}, {objective}, {loss}', disable=None) as bar:
             record, = run_stack([spec], [out], data, device, bar.update, checkpoint, {spec.teacher: teacher})
     print('\n'.join(summary(record, loaded.class_names, out / 'record.json')))
 
