@@ -109,7 +109,7 @@ def assessment(
     return dict(metrics(C, groups), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
         worst_violation=violations.max().item() if problem.domain == 'nonnegative' and problem.k else None, confusion=(C * len(y)).round().int().tolist())
 
-# %% ../nbs/07_experiments.ipynb #a2cfa786
+# %% ../nbs/07_experiments.ipynb #5a5e8e13
 def make_record(
     spec, # `Spec`
     data, # `Data`
@@ -121,7 +121,8 @@ def make_record(
     problem, m = result.reduction.problem, data.num_classes
     accuracy = (result.train.argmax(-1) == data.y[data.train]).double().mean().item()
     record = dict(id=spec.id, spec=dataclasses.asdict(spec), split_hash=data.split_hash, class_names=list(data.class_names),
-        class_counts=torch.bincount(data.y[data.train]).tolist(), train_accuracy=accuracy, multipliers=result.reduction.multipliers.tolist(), at_bound=result.reduction.at_bound)
+        class_counts=torch.bincount(data.y[data.train]).tolist(), train_accuracy=accuracy,
+        multipliers=result.reduction.multipliers.tolist(), at_bound=result.reduction.at_bound)
     for part in ('validation', 'test'):
         y = data.y[getattr(data, part)]
         record[part] = assessment(y, getattr(result, part).argmax(-1), problem, head_tail_groups(data.priors, spec.tail))
@@ -132,13 +133,15 @@ def make_record(
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.machine()
     return record | dict(versions=versions, device=f'{device.type} ({name})', seconds=round(seconds, 2))
 
-# %% ../nbs/07_experiments.ipynb #46af6fe8
+# %% ../nbs/07_experiments.ipynb #e7e2996a
 def read_record(folder): # A run's folder
     "The record in a folder, or None"
     path = Path(folder) / 'record.json'
     if not path.exists(): return None
-    try: return json.loads(path.read_text())
+    try: record = json.loads(path.read_text())
     except ValueError: raise InputError(f'{path} is not a record (broken JSON); remove it to compute the run again') from None
+    if not isinstance(record, dict) or not {'id', 'spec', 'split_hash'} <= record.keys(): raise InputError(f'{path} is not the record of a run; choose another folder')
+    return record
 
 def write_record(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
     "Write scores, then the record, each in one move: a folder with a record is complete"
