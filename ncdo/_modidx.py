@@ -69,6 +69,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'ncdo.experiments.Spec.data': ('experiments.html#spec.data', 'ncdo/experiments.py'),
                                   'ncdo.experiments.Spec.id': ('experiments.html#spec.id', 'ncdo/experiments.py'),
                                   'ncdo.experiments.Spec.problem': ('experiments.html#spec.problem', 'ncdo/experiments.py'),
+                                  'ncdo.experiments.Spec.shown_groups': ('experiments.html#spec.shown_groups', 'ncdo/experiments.py'),
                                   'ncdo.experiments._cifar_recipe': ('experiments.html#_cifar_recipe', 'ncdo/experiments.py'),
                                   'ncdo.experiments._compute_in_processes': ( 'experiments.html#_compute_in_processes',
                                                                               'ncdo/experiments.py'),

@@ -184,11 +184,12 @@ def given_parameters(pairs): # Strings NAME=VALUE, values in YAML
         if '=' not in p: raise InputError(f"parameter '{p}' is not of the form NAME=VALUE")
     return {k: yaml.safe_load(v) for k, _, v in (p.partition('=') for p in pairs)}
 
-# %% ../nbs/08_cli.ipynb #010f9898
+# %% ../nbs/08_cli.ipynb #bb226c7b
 def main(args=None): # Arguments; those of the process unless given
     "Entry point of the `ncdo` command"
     warnings.formatwarning = lambda message, *_: f'ncdo: {message}\n'
-    try: app(args, standalone_mode=False)
+    try:
+        if status := app(args, standalone_mode=False): sys.exit(status)
     except (KeyboardInterrupt, typer.Abort): sys.exit(130)
     except Exception as e:
         usage = getattr(e, 'format_message', None)

@@ -39,7 +39,7 @@ OBJECTIVES = { # chkstyle: ignore-node
     'balanced-coverage': lambda p, s, t: gains.balanced_coverage_constraint(p, s.fraction, s.class_groups(t), t)}
 LOSSES = ('cross-entropy', *KINDS, 'hybrid-distilled')
 
-# %% ../nbs/07_experiments.ipynb #33ca16e5
+# %% ../nbs/07_experiments.ipynb #7990f982
 def one_of(value, known, what):
     "The value, or a one-line error that lists what is known"
     if value not in known: raise InputError(f"unknown {what} '{value}'; use one of {', '.join(known)}")
@@ -74,6 +74,7 @@ class Spec:
             if not 0 < getattr(self, what) < math.inf: raise InputError(f'{what} is {getattr(self, what)}; it must be positive')
         for what in ('steps', 'batch_size', 'learning_rate', 'update_every'):
             if not getattr(self.recipe, what) > 0: raise InputError(f'{what} is {getattr(self.recipe, what)}; it must be positive')
+        if not 0 < self.tail < 1: raise InputError(f'tail is {self.tail}; it must be a share of the classes, between 0 and 1')
         if not 0 <= self.gamma <= 1: raise InputError(f'gamma is {self.gamma}; it must lie between 0 and 1')
         if self.loss == 'hybrid-distilled' and not self.teacher: raise InputError("loss 'hybrid-distilled' needs the labels of a teacher")
         if model_source(self.model) == 'ncdo': build(self.model, (1, 8, 8), 2, [0])
@@ -84,6 +85,10 @@ class Spec:
         fields = {k: v for k, v in dataclasses.asdict(self).items() if (k, v) != ('image_size', None)}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
     def data(self, root=None): return load(self.dataset, root, self.split_seed, self.image_size)
+    def shown_groups(self, priors):
+        "Head and tail to report on, each of at least one class"
+        one = 1 / len(priors)
+        return head_tail_groups(priors, min(max(self.tail, one), 1 - one))
     def class_groups(self, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
     def problem(self, priors, target_priors=None): return OBJECTIVES[self.objective](priors, self, priors if target_priors is None else target_priors)
 
@@ -109,7 +114,7 @@ def assessment(
     return dict(metrics(C, groups), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
         worst_violation=violations.max().item() if problem.domain == 'nonnegative' and problem.k else None, confusion=(C * len(y)).round().int().tolist())
 
-# %% ../nbs/07_experiments.ipynb #5a5e8e13
+# %% ../nbs/07_experiments.ipynb #716d47c4
 def make_record(
     spec, # `Spec`
     data, # `Data`
@@ -125,7 +130,7 @@ def make_record(
         multipliers=result.reduction.multipliers.tolist(), at_bound=result.reduction.at_bound)
     for part in ('validation', 'test'):
         y = data.y[getattr(data, part)]
-        record[part] = assessment(y, getattr(result, part).argmax(-1), problem, head_tail_groups(data.priors, spec.tail))
+        record[part] = assessment(y, getattr(result, part).argmax(-1), problem, spec.shown_groups(data.priors))
     every = -(-len(result.history) // 200) or 1
     thin = lambda v: [round(x, 5) for x in v] if isinstance(v, list) else v
     record['history'] = [{k: thin(v) for k, v in h.items()} for h in result.history[::every]]
@@ -261,7 +266,7 @@ def _compute_in_processes(jobs, workers, bar):
             if counter.value > bar.n - before: bar.update(counter.value - (bar.n - before))
             time.sleep(.2)
 
-# %% ../nbs/07_experiments.ipynb #8e99b9a1
+# %% ../nbs/07_experiments.ipynb #2a8923e0
 def post_shift_run(
     folder, # A finished run's folder
     objective='worst-case-recall', # What to post-shift for
@@ -281,7 +286,7 @@ def post_shift_run(
     if path.exists(): return dict(json.loads(path.read_text()), path=str(path))
     counts = torch.tensor(record['class_counts'], dtype=torch.float64)
     priors, z = counts / counts.sum(), read_scores(folder)
-    problem, groups, p = spec.problem(priors), head_tail_groups(priors, spec.tail), {k: z[k].double().softmax(-1) for k in ('validation', 'test')}
+    problem, groups, p = spec.problem(priors), spec.shown_groups(priors), {k: z[k].double().softmax(-1) for k in ('validation', 'test')}
     post = PostShiftClassifier(problem, classes=range(len(priors)), step_size=step_size, iterations=iterations, shrinkage=shrinkage, cv=cv)
     post.fit(p['validation'].numpy(), z['y_validation'].numpy())
     result = dict(settings=settings, gain=post.gain_.tolist(), train_accuracy=record['train_accuracy'],
