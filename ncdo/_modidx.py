@@ -44,6 +44,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                            'ncdo.data._stamp': ('data.html#_stamp', 'ncdo/data.py'),
                            'ncdo.data._torchvision_arrays': ('data.html#_torchvision_arrays', 'ncdo/data.py'),
                            'ncdo.data._walk': ('data.html#_walk', 'ncdo/data.py'),
+                           'ncdo.data._warn_once': ('data.html#_warn_once', 'ncdo/data.py'),
                            'ncdo.data.choose': ('data.html#choose', 'ncdo/data.py'),
                            'ncdo.data.common_size': ('data.html#common_size', 'ncdo/data.py'),
                            'ncdo.data.from_dataset': ('data.html#from_dataset', 'ncdo/data.py'),

@@ -249,7 +249,10 @@ def _own_data(name, pool, labels, names, split_seed):
             if n < need: raise InputError(f"class '{names[c]}' has {n} images in {where}; it needs at least {need}, {why}")
     return Data(name, pool(), torch.cat(list(labels.values())), tuple(names), **_drawn_parts(labels, split_seed))
 
-# %% ../nbs/03_data.ipynb #cb1ef0c1
+# %% ../nbs/03_data.ipynb #ce0a2256
+@functools.cache
+def _warn_once(message): warnings.warn(message)
+
 def _folder(path, split_seed, image_size):
     "A folder of images"
     listed = {part: _listed(f) for part, f in part_folders(path).items()}
@@ -258,7 +261,7 @@ def _folder(path, split_seed, image_size):
         for c in found:
             if c not in names: raise InputError(f"class '{c}' is in the {part} part of {path} but not in train; add it there, or take it out")
     other = [f for _, skipped in listed.values() for f in skipped]
-    if other: warnings.warn(f'{len(other)} files in {path} are no images and are skipped: {", ".join(str(f.relative_to(path)) for f in other[:3])}{", ..." * (len(other) > 3)}')
+    if other: _warn_once(f'{len(other)} files in {path} are no images and are skipped: {", ".join(str(f.relative_to(path)) for f in other[:3])}{", ..." * (len(other) > 3)}')
     files = tuple(_stamp(f) for found, _ in listed.values() for c in names for f in found.get(c, ()))
     count = {part: torch.tensor([len(found.get(c, ())) for c in names]) for part, (found, _) in listed.items()}
     labels = {part: torch.arange(len(names)).repeat_interleave(n) for part, n in count.items()}

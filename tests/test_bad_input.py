@@ -41,8 +41,16 @@ def spoilt_npz(content):
 def cut(path, n=60): path.write_bytes(path.read_bytes()[:n])
 def move_up(d): [f.rename(d / f'{f.parent.name}{f.name}') for f in list(d.rglob('*.png'))] and [f.rmdir() for f in list(d.iterdir()) if f.is_dir()]
 def float_picture(d): Image.fromarray(np.zeros((16, 16), np.float32)).save(d / 'cat/float.tiff')
-def empty_folder(here, patch): (here / 'data').mkdir(); return ['--dataset', 'data', *FAST]
-def a_text(here, patch): (here / 'data.txt').write_text('cat'); return ['--dataset', 'data.txt', *FAST]
+def lone_text(name, args):
+    def prepare(here, patch):
+        (here / name).write_text('here first')
+        return args
+    return prepare
+
+
+def empty_folder(here, patch):
+    (here / 'data').mkdir()
+    return ['--dataset', 'data', *FAST]
 
 
 def unreadable(here, patch):
@@ -75,10 +83,6 @@ def read_only(here, patch):
     return FAST
 
 
-def file_in_the_way(here, patch): (here / 'run').write_text('here first'); return FAST
-def file_above(here, patch): (here / 'a').write_text('here first'); return [*FAST, '--out', 'a/b/run']
-
-
 def lying_there(name, content):
     def prepare(here, patch):
         (here / 'run').mkdir()
@@ -98,12 +102,12 @@ def module(text, model):
 
 
 X = np.zeros((6, 8, 8, 3), np.uint8)
-PLAIN = {'train': dict(a=6, b=6), 'val': dict(a=3, b=3), 'test': dict(a=3, b=3)}
+PLAIN = dict(train=dict(a=6, b=6), val=dict(a=3, b=3), test=dict(a=3, b=3))
 CASES = { # chkstyle: ignore-node
     # Data sets that are not there, or not data sets
     'unknown name': (options('--dataset', 'nothere'), "unknown data set 'nothere'; use one of digits-lt"),
     'absolute path': (options('--dataset', '/no/such/folder'), '/no/such/folder does not exist'),
-    'text file': (a_text, 'data.txt is neither a folder of images nor an .npz'),
+    'text file': (lone_text('data.txt', ['--dataset', 'data.txt', *FAST]), 'data.txt is neither a folder of images nor an .npz'),
     'no data root': (options('--dataset', 'cifar10-lt'), 'cifar10-lt needs a data root'),
     'data root not there': (options('--dataset', 'cifar10-lt', '--data', 'no/such/folder'), 'data root no/such/folder is not a folder'),
     # Folders
@@ -188,8 +192,8 @@ CASES = { # chkstyle: ignore-node
     'disk full at the record': (full_disk('record.json'), 'run cannot be written to (No space left on device)'),
     'disk full at a checkpoint': (full_disk('checkpoint'), 'run cannot be written to (No space left on device)'),
     'read-only place': (read_only, 'cannot be written to; choose another --out'),
-    'a file in its place': (file_in_the_way, 'run is a file, so run cannot be a folder'),
-    'a file above its place': (file_above, 'a is a file, so a/b/run cannot be a folder'),
+    'a file in its place': (lone_text('run', FAST), 'run is a file, so run cannot be a folder'),
+    'a file above its place': (lone_text('a', [*FAST, '--out', 'a/b/run']), 'a is a file, so a/b/run cannot be a folder'),
     'a broken record': (lying_there('record.json', '{'), 'is not a record (broken JSON)'),
     'no record of ours': (lying_there('record.json', '{"artist": "Prince"}'), 'is not the record of a run'),
     'an unfinished run': (lying_there('checkpoint.safetensors', 'x'), 'holds an unfinished run; add --resume')}
