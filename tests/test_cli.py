@@ -34,40 +34,6 @@ def test_every_objective_trains(ncdo, tmp_path, objective, loss, more):
     assert status == 0, err
 
 
-BAD = [ # chkstyle: ignore-node
-    (['--dataset', 'nothere'], "unknown data set 'nothere'; use one of digits-lt"),
-    (['--dataset', 'cifar10-lt'], 'cifar10-lt needs a data root'),
-    (['--dataset', 'cifar10-lt', '--data', 'no/such/folder'], 'data root no/such/folder is not a folder'),
-    (['--loss', 'focal'], "unknown loss 'focal'; use one of cross-entropy"),
-    (['--objective', 'fairness'], "unknown objective 'fairness'"),
-    (['--step-size', '-1'], 'step_size is -1.0; it must be positive'),
-    (['--step-size', '0'], 'step_size is 0.0'),
-    (['--step-size', 'nan'], 'step_size is nan'),
-    (['--learning-rate', '-0.1'], 'learning_rate is -0.1'),
-    (['--steps', '0'], 'steps is 0'),
-    (['--batch-size', '100000'], 'batch size 100000 exceeds'),
-    (['--model', 'resnet9'], 'depth 9 is not 6n+2'),
-    (['--model', 'vgg'], "unknown model 'vgg'"),
-    (['--groups', 'mine'], "unknown groups 'mine'"),
-    (['--groups', 'head-tail', '--tail', '2'], 'tail=2.0 of 10 classes'),
-    (['--objective', 'recall', '--tau', '1.5'], 'tau is 1.5; it must lie between 0 and 1'),
-    (['--objective', 'balanced-coverage', '--fraction', '-1'], 'fraction is -1.0'),
-    (['--objective', 'balanced-coverage', '--loss', 'logit-adjusted'], "use 'hybrid-b'"),
-    (['--objective', 'balanced-coverage', '--loss', 'softmax-shifted'], 'not a diagonal plus equal rows'),
-    (['--preset', 'large'], "unknown preset 'large'"),
-    (['--seed', 'x'], "Invalid value for '--seed'"),
-    (['--colour', 'red'], '--colour')]
-
-
-@pytest.mark.parametrize('args,message', BAD, ids=lambda v: ' '.join(v) if isinstance(v, list) else '')
-def test_mistakes_are_one_line_status_2_and_nothing_written(ncdo, tmp_path, monkeypatch, args, message):
-    monkeypatch.delenv('NCDO_DATA', raising=False)
-    monkeypatch.chdir(tmp_path)
-    status, out, err = ncdo('train', *args, '--out', 'run')
-    assert status == 2 and message in err and err.count('\n') == 1 and not out
-    assert not list(tmp_path.iterdir())
-
-
 PAPER = [ # chkstyle: ignore-node
     (['table9'], "unknown study 'table9'"),
     (['table2', '--preset', 'huge'], "unknown preset 'huge'"),

@@ -366,7 +366,7 @@ MISTAKES = [ # chkstyle: ignore-node
     (['--iterations', '0'], 'iterations is 0'),
     (['--step-size', '0'], 'step_size is 0.0'),
     (['--groups', 'mine'], "unknown groups 'mine'"),
-    (['--groups', 'head-tail', '--tail', '2'], 'tail=2.0 of 10 classes'),
+    (['--groups', 'head-tail', '--tail', '2'], 'tail is 2.0; it must be a share'),
     (['--objective', 'recall', '--tau', '1.5'], 'tau is 1.5'),
     (['--seed', '1'], '--seed')]
 

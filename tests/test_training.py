@@ -23,7 +23,7 @@ def test_resnets_have_the_size_of_the_literature(model, parameters):
     assert sum(p.numel() for p in net.parameters()) == parameters
 
 
-@pytest.mark.parametrize('name', ['resnet9', 'resnet', 'vgg16', 'mlp', ''])
+@pytest.mark.parametrize('name', ['resnet9', 'resnet', 'vgg15', 'mlp', ''])
 def test_unknown_models(name):
     with pytest.raises(InputError): build(name, (3, 32, 32), 10, [0])
 
