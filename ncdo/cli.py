@@ -36,7 +36,7 @@ def summary(
     if record['at_bound']: lines.append(f"multipliers at their bound: {', '.join(record['at_bound'])}; these constraints cannot be met together")
     return [*lines, f"record: {where}"]
 
-# %% ../nbs/08_cli.ipynb #c12f157f
+# %% ../nbs/08_cli.ipynb #e1729b17
 @app.command()
 # chkstyle: ignore-node
 def train(
@@ -84,7 +84,7 @@ def train(
     if checkpoint.exists() and not resume: raise InputError(f'{out} holds an unfinished run; add --resume to go on with it, or choose another --out')
     if not record:
         with tqdm(total=spec.recipe.steps, unit='step', desc=f'{dataset}, {objective}, {loss}', disable=None) as bar:
-            record, = run_stack([spec], [out], data, device, bar.update, checkpoint, {spec.teacher: teacher})
+            record, = run_stack([spec], [out], data, device, bar.update, checkpoint, {spec.teacher: teacher}, weights=True)
     print('\n'.join(summary(record, loaded.class_names, out / 'record.json')))
 
 # %% ../nbs/08_cli.ipynb #d77b792d

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['OBJECTIVES', 'LOSSES', 'PRESETS', 'METHODS', 'LABELS', 'STUDIES', 'PROJECT', 'one_of', 'Spec', 'metrics',
-           'assessment', 'make_record', 'read_record', 'write_record', 'read_scores', 'pack', 'taught_by', 'run_stack',
-           'compute', 'post_shift_run', 'recipe_spec', 'table_specs', 'hybrid_distilled_specs', 'figure1_specs',
-           'table4_specs', 'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table', 'save_figure',
-           'draw_table', 'study_notebook', 'notebook_parameters', 'study_parameters', 'draw_study', 'draw_studies',
-           'study_files', 'study_fingerprint']
+           'assessment', 'make_record', 'write_weights', 'read_record', 'write_record', 'read_scores', 'pack',
+           'taught_by', 'run_stack', 'compute', 'post_shift_run', 'recipe_spec', 'table_specs',
+           'hybrid_distilled_specs', 'figure1_specs', 'table4_specs', 'study_specs', 'mean_se', 'tidy_table',
+           'wide_table', 'save_table', 'save_figure', 'draw_table', 'study_notebook', 'notebook_parameters',
+           'study_parameters', 'draw_study', 'draw_studies', 'study_files', 'study_fingerprint']
 
 # %% ../nbs/07_experiments.ipynb #0800919c
 import dataclasses, hashlib, importlib.metadata, io, json, math, os, platform, time, zipfile, torch, numpy as np, pandas as pd
@@ -104,7 +104,7 @@ def assessment(
     return dict(metrics(C, groups), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
         worst_violation=violations.max().item() if problem.domain == 'nonnegative' and problem.k else None, confusion=(C * len(y)).round().int().tolist())
 
-# %% ../nbs/07_experiments.ipynb #498f1378
+# %% ../nbs/07_experiments.ipynb #404287cc
 def make_record(
     spec, # `Spec`
     data, # `Data`
@@ -115,7 +115,8 @@ def make_record(
     "Everything worth keeping about a finished run"
     problem, m = result.reduction.problem, data.num_classes
     accuracy = (result.train.argmax(-1) == data.y[data.train]).double().mean().item()
-    record = dict(id=spec.id, spec=dataclasses.asdict(spec), split_hash=data.split_hash, class_counts=torch.bincount(data.y[data.train]).tolist(),
+    record = dict(id=spec.id, spec=dataclasses.asdict(spec), split_hash=data.split_hash,
+        class_names=list(data.class_names), class_counts=torch.bincount(data.y[data.train]).tolist(),
         train_accuracy=accuracy, multipliers=result.reduction.multipliers.tolist(), at_bound=result.reduction.at_bound)
     for part in ('validation', 'test'):
         y = data.y[getattr(data, part)]
@@ -127,7 +128,17 @@ def make_record(
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.machine()
     return record | dict(versions=versions, device=f'{device.type} ({name})', seconds=round(seconds, 2))
 
-# %% ../nbs/07_experiments.ipynb #46af6fe8
+# %% ../nbs/07_experiments.ipynb #afa64c1c
+def write_weights(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
+    "Write the network, with all that is needed to use it, in one move"
+    from safetensors.torch import save
+    seen, white = data.x[data.train].float(), 255 if data.x.dtype == torch.uint8 else 16
+    tensors = {f'net.{k}': v for k, v in result.weights.items()}
+    tensors |= {k: f(seen, (0, 2, 3)) * 255 / white for k, f in dict(mean=torch.mean, std=torch.std).items()}
+    facts = dict(id=record['id'], model=record['spec']['model'], shape=list(data.x.shape[1:]), class_names=list(data.class_names))
+    write_atomically(Path(folder) / 'weights.safetensors', save({k: v.contiguous() for k, v in tensors.items()}, {k: json.dumps(v) for k, v in facts.items()}))
+
+# %% ../nbs/07_experiments.ipynb #53d1a652
 def read_record(folder): # A run's folder
     "The record in a folder, or None"
     path = Path(folder) / 'record.json'
@@ -135,8 +146,9 @@ def read_record(folder): # A run's folder
     try: return json.loads(path.read_text())
     except ValueError: raise InputError(f'{path} is not a record (broken JSON); remove it to compute the run again') from None
 
-def write_record(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
-    "Write scores, then the record, each in one move: a folder with a record is complete"
+def write_record(folder, record, data, result, weights=False): # As for `write_weights`; whether to keep the network too
+    "Write scores, the weights if wanted, then the record, each in one move: a folder with a record is complete"
+    if weights: write_weights(folder, record, data, result)
     buffer, parts = io.BytesIO(), ('train', 'validation', 'test')
     np.savez(buffer, **{p: getattr(result, p).numpy() for p in parts}, **{f'y_{p}': data.part(p)[1].numpy() for p in parts})
     write_atomically(Path(folder) / 'scores.npz', buffer.getvalue())
@@ -150,7 +162,7 @@ def read_scores(folder): # A run's folder
         with np.load(path, allow_pickle=False) as z: return {k: torch.from_numpy(z[k]) for k in z.files}
     except (ValueError, OSError, zipfile.BadZipFile) as e: raise InputError(f'{path} cannot be read ({type(e).__name__}); compute the run again') from None
 
-# %% ../nbs/07_experiments.ipynb #5cfa7f9b
+# %% ../nbs/07_experiments.ipynb #b0de40e0
 def pack(
     specs, # Runs wanted
     largest=12 # Members of a stack
@@ -178,7 +190,8 @@ def run_stack(
     device=None, # 'cpu', 'cuda', or the best there is
     progress=lambda steps: None, # Called with run-steps done
     checkpoint=None, # File for checkpoints
-    teachers=None # Folder of each teacher, by id; beside the first folder unless given
+    teachers=None, # Folder of each teacher, by id; beside the first folder unless given
+    weights=False # Keep the networks, for prediction
 ): # Records
     "Train runs as one stack and write their records"
     device, start, threads = pick_device(device), time.time(), torch.get_num_threads()
@@ -192,7 +205,7 @@ def run_stack(
     results = fit(stack, lambda n: progress(n * len(specs)), checkpoint, name=' '.join(s.id for s in specs))
     torch.set_num_threads(threads)
     records = [make_record(s, d, r, (time.time() - start) / len(specs), device) for s, d, r in zip(specs, data, results)]
-    for args in zip(folders, records, data, results): write_record(*args)
+    for args in zip(folders, records, data, results): write_record(*args, weights)
     if checkpoint: Path(checkpoint).unlink(missing_ok=True)
     return records
 
