@@ -32,10 +32,10 @@ QUANTITIES = { # name, values of (..., m, m) confusions at the priors the goal i
     'balanced-coverage': ('share of predictions', lambda C, p: balanced_coverage(C))}
 RECALL = 'recall', lambda C, p: recall(C)
 
-# %% ../nbs/07a_report.ipynb #28e64a87
-def percent(v): # A share
-    "Three digits of a percentage, or a dash for what is not defined"
-    return '–' if v != v else f'{100 * v:#.3g}'.rstrip('.') + ' %' if 0 < v < 1 else f'{100 * v:.0f} %'
+# %% ../nbs/07a_report.ipynb #67d066f2
+def percent(v, digits=3): # A share; significant digits
+    "A share as a percentage, or a dash for what is not defined"
+    return '–' if v != v else f'{100 * v:#.{digits}g}'.rstrip('.') + '%' if 0 < v < 1 else f'{100 * v:.0f}%'
 
 class Run:
     "A finished run, read back from its folder"
@@ -51,6 +51,7 @@ class Run:
         self.names = r.get('class_names') or [str(i) for i in range(self.m)]
         self.problem, self.groups = self.spec.problem(self.priors), self.spec.class_groups(self.priors)
         self.order = counts.argsort(descending=True, stable=True)
+        self.dataset = Path(self.spec.dataset).name
         self.confusion = {part: torch.tensor(r[part]['confusion'], dtype=torch.float64) for part in ('validation', 'test')}
         self.test_counts = self.confusion['test'].sum(1).long()
         self.quantity, self._values = QUANTITIES.get(self.spec.objective, RECALL)
@@ -70,7 +71,7 @@ class Run:
         "Average recall, or accuracy at the training mix: whichever this goal is about besides its quantity"
         return average_recall(C) if self.overall == 'average recall' else self.problem.objective(C / C.sum((-2, -1), keepdim=True))
 
-# %% ../nbs/07a_report.ipynb #b9e0c960
+# %% ../nbs/07a_report.ipynb #3d576f49
 def drawn_again(
     counts, # (m, m) confusion matrix, in images
     n=200 # Times
@@ -91,35 +92,36 @@ def judge(run): # `Run`
     said, kind = {}, 'class ' if len(run.units) == run.m else ''
     for part, C in run.confusion.items():
         worst = int(v[part].nan_to_num(nan=torch.inf).argmin())
-        lowest = f'the smallest {run.quantity} is {percent(v[part][worst].item())} ({kind}{run.units[worst]})'
+        ties = int((v[part] == v[part][worst]).sum()) - 1
+        lowest = f'the smallest {run.quantity} is {percent(v[part][worst].item())} ({kind}{run.units[worst]}' + (f' and {ties} more)' if ties else ')')
         aims = f'{int(met[part].sum())} of {len(rows)} targets are met; ' if met else ''
         said[part] = f'{aims}{lowest}, the {run.overall} {percent(run.total(C).item())}'
     misses = [(run.target - r['test']) / max(r['error'], 1e-9) for r in rows if met and not r['met']['test']]
     return dict(rows=rows, said=said, met={p: bool(m.all()) for p, m in met.items()} if met else None, miss=max(misses, default=0))
 
-# %% ../nbs/07a_report.ipynb #fb2d565a
+# %% ../nbs/07a_report.ipynb #5be19d4d
 BLUE, ORANGE, GREY = '#0173b2', '#d55e00', '.6' # Of seaborn's colour-blind palette
 
 def recall_intervals(hits, totals): # (m,) images found; (m,) images
-    "95 % Wilson interval of each share, (2, m)"
+    "95% Wilson interval of each share, (2, m)"
     from scipy.stats import binomtest
     pairs = [binomtest(int(h), int(n)).proportion_ci(method='wilson') if n else (np.nan, np.nan) for h, n in zip(hits, totals)]
     return np.array(pairs).T
 
 def short_name(name, length=16): # Any text; longest
     "A name that fits a figure, and is not taken for a formula"
-    return textwrap.shorten(name, length, placeholder='…').replace('$', r'\$') if ' ' in name else (name if len(name) <= length else name[:length - 1] + '…').replace('$', r'\$')
+    return (name if len(name) <= length else name[:length - 1] + '…').replace('$', r'\$')
 
 def _styled(draw):
     "Draw in the report's style"
     @functools.wraps(draw)
     def styled(*args):
-        import seaborn as sns
+        import matplotlib.pyplot as plt, seaborn as sns
         look = {'axes.spines.top': False, 'axes.spines.right': False, 'axes.titlelocation': 'left', 'axes.titleweight': 'bold', 'figure.dpi': 110}
-        with sns.axes_style('ticks', look), sns.plotting_context('notebook', .8, look): return draw(*args)
+        with sns.axes_style('ticks', look), sns.plotting_context('notebook', .8), plt.rc_context(look): return draw(*args)
     return styled
 
-# %% ../nbs/07a_report.ipynb #b8f8d564
+# %% ../nbs/07a_report.ipynb #02d4f6b3
 @_styled
 def draw_recall(run): # `Run`
     "Class sizes, and below them each class's recall"
@@ -130,13 +132,12 @@ def draw_recall(run): # `Run`
     top.set(yscale='log', ylim=(.8, 3 * run.counts.max()), ylabel='training\nimages', title='How often each class is recognised, from the largest class to the smallest')
     top.yaxis.set_major_formatter('{x:g}')
     if few: top.bar_label(bars, fontsize=8)
-    test, (low, high) = recall(C)[o], recall_intervals(C.diagonal()[o], run.test_counts[o])
-    ax.vlines(x, low, high, color=BLUE, alpha=.35, lw=2, label='95 % interval')
+    test, between = recall(C)[o], recall_intervals(C.diagonal()[o], run.test_counts[o])
+    ax.vlines(x, *between, color=BLUE, alpha=.35, lw=2, label='95% interval')
     ax.plot(x, recall(run.confusion['validation'])[o], 'o', mfc='none', color=GREY, ms=5, label='validation images')
     ax.plot(x, test, 'o', color=BLUE, ms=5, label='test images')
-    for i in test.nan_to_num(nan=2).argsort()[:1 if few else 5].tolist():
-        ax.plot(i, test[i], 'o', color=ORANGE, ms=8)
-        ax.annotate(short_name(run.names[o[i]]), (i, test[i]), (7, 0), textcoords='offset points', va='center', color=ORANGE)
+    low = test.nan_to_num(nan=2).argsort(stable=True)[:1 if few else 5]
+    ax.plot(low, test[low], 'o', color=ORANGE, ms=7, label='lowest on test images:\n' + '\n'.join(short_name(run.names[i]) for i in o[low]))
     ax.axhline(test.nanmean(), color=BLUE, ls=':', lw=1, label='average, test')
     if run.quantity == 'recall' and run.target: ax.axhline(run.target, color='k', ls='--', lw=1, label='target')
     ax.set(ylabel='recall', ylim=(-.08, 1.04), xlim=(-.7, run.m - .3), xlabel='class' if few else 'classes, most training images first')
@@ -146,10 +147,10 @@ def draw_recall(run): # `Run`
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False)
     return fig
 
-# %% ../nbs/07a_report.ipynb #6f1124dc
+# %% ../nbs/07a_report.ipynb #a3c2371d
 @_styled
 def draw_confusion(run): # `Run`
-    "Test confusion matrix, each row summing to 100 %"
+    "Test confusion matrix, each row summing to 100%"
     import matplotlib.pyplot as plt
     from matplotlib.colors import PowerNorm
     few, o = run.m <= 30, run.order
@@ -160,13 +161,14 @@ def draw_confusion(run): # `Run`
     shown = ax.imshow(share, 'Blues', PowerNorm(.5, 0, 1))
     for i, j in np.argwhere(share > .005) if few else []:
         ax.text(j, i, f'{share[i, j] * 100:.0f}', ha='center', va='center', fontsize=8, color='w' if share[i, j] > .4 else 'k')
-    names = [short_name(run.names[i]) for i in o]
-    wide = max(map(len, names)) > 3
-    ax.set_xticks(range(run.m), names, rotation=90 if wide else 0, fontsize=None if few else 6)
-    ax.set_yticks(range(run.m), names, fontsize=None if few else 6)
-    ax.set(xlabel='predicted class', ylabel='true class', title='Of every 100 test images of a class (row), how many go where')
-    bar = fig.colorbar(shown, ax=ax, shrink=.6, ticks=[0, .05, .2, .5, 1])
-    bar.ax.set_yticklabels(['0', '5', '20', '50', '100'])
+    names, big = [short_name(run.names[i]) for i in o], {} if few else dict(fontsize=20)
+    ax.set_xticks(range(run.m), names, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=None if few else 7)
+    ax.set_yticks(range(run.m), names, fontsize=None if few else 7)
+    ax.set_xlabel('predicted class', **big)
+    ax.set_ylabel('true class', **big)
+    ax.set_title('Of every 100 test images of a class (row), how many go where', **big)
+    bar = fig.colorbar(shown, ax=ax, shrink=.5, aspect=30, ticks=[0, .05, .2, .5, 1])
+    bar.ax.set_yticklabels(['0', '5', '20', '50', '100'], **big)
     bar.outline.set_visible(False)
     return fig
 
@@ -177,7 +179,7 @@ def mistakes(run, n=8): # `Run`; how many
     top = [divmod(i, run.m) for i in share.flatten().argsort(descending=True, stable=True)[:n].tolist()]
     return [dict(true=run.names[i], predicted=run.names[j], share=share[i, j].item(), images=int(C[i, j])) for i, j in top if C[i, j] > 0]
 
-# %% ../nbs/07a_report.ipynb #cf08b563
+# %% ../nbs/07a_report.ipynb #24e5b087
 @_styled
 def draw_history(run): # `Run`
     "Multipliers and what they achieved on validation data, over training"
@@ -187,10 +189,11 @@ def draw_history(run): # `Run`
     fig, axs = plt.subplots(1, 2, figsize=(9, 3.6), layout='constrained')
     chosen = np.argsort(-price[-1], kind='stable')[:6]
     colours = dict(zip(chosen.tolist(), ('#0173b2', '#de8f05', '#029e73', '#d55e00', '#cc78bc', '#56b4e9')))
-    for i in [*(i for i in range(len(run.units)) if i not in colours), *chosen[::-1].tolist()]:
-        look = dict(color=colours.get(i, '.85'), lw=1.6 if i in colours else .8, label=short_name(run.units[i]) if i in colours else None)
-        axs[0].plot(step, price[:, i], **look)
-        axs[1].plot(step, value[:, i], **look)
+    others = [i for i in range(len(run.units)) if i not in colours]
+    for ax, lines in zip(axs, (price, value)):
+        if len(others) > 12: ax.fill_between(step, *np.quantile(lines[:, others], (.1, .9), axis=1), color='.87', label='others, middle 80%')
+        else: ax.plot(step, lines[:, others], color='.85', lw=.8)
+        for i, colour in reversed(colours.items()): ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(run.units[i]))
     axs[0].set(xlabel='training step', ylabel='multiplier', title='What each class was worth' if run.groups is None else 'What head and tail were worth', ylim=0)
     axs[1].set(xlabel='training step', ylabel=run.quantity if simplex else 'value less target', title='What it got, on validation images')
     if simplex: axs[1].yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
@@ -198,11 +201,11 @@ def draw_history(run): # `Run`
     settled = value[len(value) // 6:]
     axs[1].set_ylim(settled.min() - .1 * np.ptp(settled), settled.max() + .1 * np.ptp(settled))
     handles, labels = axs[0].get_legend_handles_labels()
-    title = 'highest at the end' if len(run.units) > 6 else None
+    title = 'highest at the end' if others else None
     fig.legend(handles[::-1], labels[::-1], title=title, loc='outside right center', frameon=False)
     return fig
 
-# %% ../nbs/07a_report.ipynb #9324a204
+# %% ../nbs/07a_report.ipynb #9bedc022
 def point(run, name, test, validation, shifted=False): # `Run` whose goal judges; label; confusions in images
     "A model's place: the two numbers of the goal on both samples, with the error of those on test data"
     again, lowest = drawn_again(test), lambda C: run.values(C).nan_to_num(nan=torch.inf).amin(-1)
@@ -238,12 +241,13 @@ def draw_alternatives(run, points): # `Run`; what `alternatives` returns
         ax.errorbar(p['x'], p['y'], xerr=p['x_error'], yerr=p['y_error'], mew=1.6, elinewidth=.8, ls='', label=p['name'].replace('$', r'\$'), **look)
     if run.target is not None: ax.axhline(run.target, color='k', ls='--', lw=1, label='target')
     ax.set(xlabel=run.overall, ylabel=f'smallest {run.quantity}', title='Up and to the right is better (test images)')
-    for axis in (ax.xaxis, ax.yaxis): axis.set_major_formatter(lambda v, _: f'{100 * v:.3g}%')
     ax.margins(.1)
+    ax.set_ylim(max(-.01, ax.get_ylim()[0]))
+    for axis in (ax.xaxis, ax.yaxis): axis.set_major_formatter(lambda v, _: f'{100 * v:.3g}%')
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False)
     return fig
 
-# %% ../nbs/07a_report.ipynb #4b7e86d9
+# %% ../nbs/07a_report.ipynb #aaf653fa
 STYLE = '''
 body { font: 16px/1.55 system-ui, sans-serif; color: #1d2329; max-width: 62rem; margin: 2rem auto; padding: 0 1.2rem }
 h1 { font-size: 1.7rem; line-height: 1.2; margin-bottom: .2rem }
@@ -257,18 +261,18 @@ figure { margin: 1rem 0 } img.confusion { max-width: min(100%, 44rem) } figcapti
 img { max-width: 100%; height: auto; cursor: zoom-in } img:focus, img.confusion:focus { max-width: none; cursor: zoom-out; outline: none }
 table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; font-size: .92rem }
 th, td { text-align: right; padding: .22rem .8rem; border-bottom: 1px solid #e6e9ec } th:first-child, td:first-child { text-align: left }
-th { border-bottom: 2px solid #b9c1c8; font-weight: 600 } td.name { text-align: left; overflow-wrap: anywhere }
+th { border-bottom: 2px solid #b9c1c8; font-weight: 600 } td { white-space: nowrap } td.name { text-align: left; white-space: normal; overflow-wrap: anywhere }
 .missed-cell { color: #b34700; font-weight: 600 } summary { cursor: pointer; margin-top: .6rem } .scroll { overflow-x: auto }
 '''
 
-# %% ../nbs/07a_report.ipynb #2e922ca5
+# %% ../nbs/07a_report.ipynb #e8f0987a
 PAGE = '''<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<link rel="icon" href="data:,"><title>{{ run.spec.objective }} on {{ run.spec.dataset }}</title><style>{{ style }}</style></head><body>
-{% macro figure(name) %}{% if name in figures %}<figure><img tabindex="0" class="{{ name }}" src="{{ figures[name] }}" alt="{{ alt[name] }}">
+<link rel="icon" href="data:,"><title>{{ run.spec.objective }} on {{ run.dataset }}</title><style>{{ style }}</style></head><body>
+{% macro figure(name) %}{% if name in figures %}<figure><img tabindex="0" class="{{ name if run.m <= 30 else 'large' }}" src="{{ figures[name] }}" alt="{{ alt[name] }}">
 <figcaption>{{ caller() }}</figcaption></figure>{% endif %}{% endmacro %}
-<h1>{{ run.spec.objective }} on {{ run.spec.dataset }}</h1>
+<h1>{{ run.spec.objective }} on {{ run.dataset }}</h1>
 <p class="sub">Run {{ run.record.id }}: {{ run.spec.model }}, loss {{ run.spec.loss }}, {{ run.m }} classes, {{ run.counts.sum().item() }} training images</p>
 <h2>What was asked, and what came of it</h2>
 <p><b>Wanted:</b> {{ run.wanted }}.</p>
@@ -280,15 +284,15 @@ PAGE = '''<!doctype html>
 {% elif not verdict.met.test %}The worst miss on test images is {{ '%.1f' | format(verdict.miss) }} standard errors wide: {{ 'chance alone may explain it, as the smallest
 of several measured numbers lies below the smallest true one' if verdict.miss < 2 else 'more than chance explains' }}.{% endif %}
 {% if run.record.at_bound %}<b>The price of these targets reached its bound: {{ run.record.at_bound | join(', ') }}. They cannot be met together.</b>{% endif %}
-{% if run.record.train_accuracy > 0.999 %}The network has learnt its training images by heart (100 % right), so only other images tell how good it is.
+{% if run.record.train_accuracy > 0.999 %}The network has learnt its training images by heart (100% right), so only other images tell how good it is.
 {% else %}It is right about {{ run.record.train_accuracy | pct }} of its training images.{% endif %}</p>
 {% if verdict.met is not none %}<details {{ 'open' if verdict.rows | length <= 12 else '' }}><summary>Target by target (wanted: {{ run.quantity }} of at least {{ run.target | pct }})</summary>
 <table><tr><th>{{ 'class' if run.units | length == run.m else 'group' }}</th><th>validation</th><th>test</th><th>standard error</th></tr>{% for r in verdict.rows %}
 <tr><td class="name">{{ r.name }}</td>{% for p in ('validation', 'test') %}<td class="{{ '' if r.met[p] else 'missed-cell' }}">{{ '' if r.met[p] else '✗ ' }}{{ r[p] | pct }}</td>{% endfor %}
-<td>{{ r.error | pct }}</td></tr>{% endfor %}</table></details>{% endif %}
+<td>{{ r.error | pct(2) }}</td></tr>{% endfor %}</table></details>{% endif %}
 <h2>Each class against its size</h2>
 {% call figure('recall') %}Recall is the share of a class's images that are recognised. A slope down to the right means that rare classes pay for being rare. A line shows where the true
-recall of a class lies with 95 % confidence: with {{ run.test_counts.min().item() }} test images of a class, small differences mean nothing.{% endcall %}
+recall of a class lies with 95% confidence: with {{ run.test_counts.min().item() }} test images of a class, small differences mean nothing.{% endcall %}
 {{ sizes }}
 <h2>Which class is taken for which</h2>
 {% call figure('confusion') %}Rows are true classes, columns what they were taken for, both from the largest class to the smallest. Colour left of the diagonal: rare classes disappear into common
@@ -297,7 +301,7 @@ ones. Colour right of it: rare classes are seen where there are none. Click the 
 <tr><td class="name">{{ e.true }}</td><td class="name">{{ e.predicted }}</td><td>{{ e.share | pct }}</td><td>{{ e.images }}</td></tr>{% endfor %}</table>{% endif %}
 '''
 
-# %% ../nbs/07a_report.ipynb #b510f74d
+# %% ../nbs/07a_report.ipynb #fe63abc3
 PAGE_END = '''{% if 'history' in figures %}<h2>How training got there</h2>
 {% call figure('history') %}Left the price (multiplier) that training put on each part of the goal, right what it got for it. Prices that still climb at the end ask for more steps or a larger step size,
 prices that swing for a smaller one. Where a price rose and the curve on the right did not follow, the network no longer listens: it has learnt its sample by heart, or the wishes exclude each other.{% endcall %}{% endif %}
@@ -309,7 +313,7 @@ their predictions corrected after training. {{ '' if beside else 'Put other runs
 <p class="note">A shift is chosen on the validation images, so its validation number flatters it.{% if other_split %} Not on the same split as this run, so judged on other images: {{ other_split | join(', ') }}.{% endif %}</p>
 <h2>All classes</h2>
 <details {{ 'open' if run.m <= 20 else '' }}><summary>{{ run.m }} classes, largest first</summary><div class="scroll">
-<table><tr><th>class</th><th>training images</th><th>test images</th><th>recall, validation</th><th>recall, test</th><th>95 % interval</th><th>precision, test</th><th>share of predictions, test</th></tr>
+<table><tr><th>class</th><th>training images</th><th>test images</th><th>recall, validation</th><th>recall, test</th><th>95% interval</th><th>precision, test</th><th>share of predictions, test</th></tr>
 {% for c in classes %}<tr><td class="name">{{ c.name }}</td><td>{{ c.train }}</td><td>{{ c.test }}</td><td>{{ c.validation | pct }}</td><td>{{ c.recall | pct }}</td>
 <td>{{ c.low | pct }} – {{ c.high | pct }}</td><td>{{ c.precision | pct }}</td><td>{{ c.coverage | pct }}</td></tr>{% endfor %}</table></div></details>
 <p class="note">Precision is the share of a class's predictions that are right, and depends on the class mix: here that of the test images. The share of predictions is for images with all classes equally frequent.</p>
