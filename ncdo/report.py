@@ -71,7 +71,7 @@ class Run:
         "Average recall, or accuracy at the training mix: whichever this goal is about besides its quantity"
         return average_recall(C) if self.overall == 'average recall' else self.problem.objective(C / C.sum((-2, -1), keepdim=True))
 
-# %% ../nbs/07a_report.ipynb #3d576f49
+# %% ../nbs/07a_report.ipynb #76a83c42
 def drawn_again(
     counts, # (m, m) confusion matrix, in images
     n=200 # Times
@@ -86,7 +86,8 @@ def judge(run): # `Run`
     "What came of the goal: a row for each class or group, and a sentence for each sample"
     v = {part: run.values(C) for part, C in run.confusion.items()}
     error = run.values(drawn_again(run.confusion['test'])).std(0)
-    met = {part: run.problem.violations(C / C.sum()) <= 1e-3 for part, C in run.confusion.items()} if run.target is not None else None
+    violations = {part: run.problem.violations(C / C.sum()) for part, C in run.confusion.items()}
+    met = {part: ~(x > 1e-3) for part, x in violations.items()} if run.target is not None else None
     passed = [{p: bool(met[p][i]) for p in v} if met else None for i in range(len(run.units))]
     rows = [dict(name=n, error=error[i].item(), met=passed[i], **{p: v[p][i].item() for p in v}) for i, n in enumerate(run.units)]
     said, kind = {}, 'class ' if len(run.units) == run.m else ''
@@ -94,7 +95,8 @@ def judge(run): # `Run`
         worst = int(v[part].nan_to_num(nan=torch.inf).argmin())
         ties = int((v[part] == v[part][worst]).sum()) - 1
         lowest = f'the smallest {run.quantity} is {percent(v[part][worst].item())} ({kind}{run.units[worst]}' + (f' and {ties} more)' if ties else ')')
-        aims = f'{int(met[part].sum())} of {len(rows)} targets are met; ' if met else ''
+        known = ~violations[part].isnan()
+        aims = f'{int((met[part] & known).sum())} of {int(known.sum())} targets are met; ' if met else ''
         said[part] = f'{aims}{lowest}, the {run.overall} {percent(run.total(C).item())}'
     misses = [(run.target - r['test']) / max(r['error'], 1e-9) for r in rows if met and not r['met']['test']]
     return dict(rows=rows, said=said, met={p: bool(m.all()) for p, m in met.items()} if met else None, miss=max(misses, default=0))
@@ -121,24 +123,25 @@ def _styled(draw):
         with sns.axes_style('ticks', look), sns.plotting_context('notebook', .8), plt.rc_context(look): return draw(*args)
     return styled
 
-# %% ../nbs/07a_report.ipynb #02d4f6b3
+# %% ../nbs/07a_report.ipynb #57af8f51
 @_styled
 def draw_recall(run): # `Run`
     "Class sizes, and below them each class's recall"
     import matplotlib.pyplot as plt
     o, x, C, few = run.order, np.arange(run.m), run.confusion['test'], run.m <= 30
     fig, (top, ax) = plt.subplots(2, 1, figsize=(9, 4.8), layout='constrained', sharex=True, height_ratios=(1, 3))
-    bars = top.bar(x, run.counts[o], color='.75')
-    top.set(yscale='log', ylim=(.8, 3 * run.counts.max()), ylabel='training\nimages', title='How often each class is recognised, from the largest class to the smallest')
+    bars = top.bar(x, run.counts[o].numpy(), color='.75')
+    top.set(yscale='log', ylim=(.8, 3 * run.counts.max().item()), ylabel='training\nimages', title='How often each class is recognised, from the largest class to the smallest')
     top.yaxis.set_major_formatter('{x:g}')
     if few: top.bar_label(bars, fontsize=8)
-    test, between = recall(C)[o], recall_intervals(C.diagonal()[o], run.test_counts[o])
+    test, validation = [recall(run.confusion[p])[o].numpy() for p in ('test', 'validation')]
+    between = recall_intervals(C.diagonal()[o], run.test_counts[o])
     ax.vlines(x, *between, color=BLUE, alpha=.35, lw=2, label='95% interval')
-    ax.plot(x, recall(run.confusion['validation'])[o], 'o', mfc='none', color=GREY, ms=5, label='validation images')
+    ax.plot(x, validation, 'o', mfc='none', color=GREY, ms=5, label='validation images')
     ax.plot(x, test, 'o', color=BLUE, ms=5, label='test images')
-    low = test.nan_to_num(nan=2).argsort(stable=True)[:1 if few else 5]
+    low = np.argsort(test, kind='stable')[:1 if few else 5]
     ax.plot(low, test[low], 'o', color=ORANGE, ms=7, label='lowest on test images:\n' + '\n'.join(short_name(run.names[i]) for i in o[low]))
-    ax.axhline(test.nanmean(), color=BLUE, ls=':', lw=1, label='average, test')
+    ax.axhline(np.nanmean(test), color=BLUE, ls=':', lw=1, label='average, test')
     if run.quantity == 'recall' and run.target: ax.axhline(run.target, color='k', ls='--', lw=1, label='target')
     ax.set(ylabel='recall', ylim=(-.08, 1.04), xlim=(-.7, run.m - .3), xlabel='class' if few else 'classes, most training images first')
     ax.yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
@@ -179,7 +182,7 @@ def mistakes(run, n=8): # `Run`; how many
     top = [divmod(i, run.m) for i in share.flatten().argsort(descending=True, stable=True)[:n].tolist()]
     return [dict(true=run.names[i], predicted=run.names[j], share=share[i, j].item(), images=int(C[i, j])) for i, j in top if C[i, j] > 0]
 
-# %% ../nbs/07a_report.ipynb #24e5b087
+# %% ../nbs/07a_report.ipynb #a85e202b
 @_styled
 def draw_history(run): # `Run`
     "Multipliers and what they achieved on validation data, over training"
@@ -199,7 +202,8 @@ def draw_history(run): # `Run`
     if simplex: axs[1].yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
     else: axs[1].axhline(0, color='k', lw=1)
     settled = value[len(value) // 6:]
-    axs[1].set_ylim(settled.min() - .1 * np.ptp(settled), settled.max() + .1 * np.ptp(settled))
+    room = .1 * np.nanmax(np.abs(settled - np.nanmean(settled))) or .01
+    axs[1].set_ylim(np.nanmin(settled) - room, np.nanmax(settled) + room)
     handles, labels = axs[0].get_legend_handles_labels()
     title = 'highest at the end' if others else None
     fig.legend(handles[::-1], labels[::-1], title=title, loc='outside right center', frameon=False)
@@ -301,16 +305,16 @@ ones. Colour right of it: rare classes are seen where there are none. Click the 
 <tr><td class="name">{{ e.true }}</td><td class="name">{{ e.predicted }}</td><td>{{ e.share | pct }}</td><td>{{ e.images }}</td></tr>{% endfor %}</table>{% endif %}
 '''
 
-# %% ../nbs/07a_report.ipynb #fe63abc3
+# %% ../nbs/07a_report.ipynb #beea9de1
 PAGE_END = '''{% if 'history' in figures %}<h2>How training got there</h2>
 {% call figure('history') %}Left the price (multiplier) that training put on each part of the goal, right what it got for it. Prices that still climb at the end ask for more steps or a larger step size,
 prices that swing for a smaller one. Where a price rose and the curve on the right did not follow, the network no longer listens: it has learnt its sample by heart, or the wishes exclude each other.{% endcall %}{% endif %}
 <h2>The alternatives</h2>
 {% call figure('alternatives') %}Bars are one standard error. A model that lies below and left of another can be dropped; between the others it is for you to choose. "Shifted" models are the same networks with
-their predictions corrected after training. {{ '' if beside else 'Put other runs beside this one with --beside, a plainly trained one (accuracy, cross-entropy) first.' }}{% endcall %}
+their predictions corrected after training. {{ '' if beside else 'Put other runs on the same classes here with --beside.' }}{% endcall %}
 <div class="scroll"><table><tr><th>model</th><th>{{ run.overall }}, test</th><th>smallest {{ run.quantity }}, validation</th><th>smallest {{ run.quantity }}, test</th></tr>{% for p in points %}
 <tr><td class="name">{{ p.name }}</td><td>{{ p.x | pct }}</td><td>{{ p.y_validation | pct }}</td><td>{{ p.y | pct }}</td></tr>{% endfor %}</table></div>
-<p class="note">A shift is chosen on the validation images, so its validation number flatters it.{% if other_split %} Not on the same split as this run, so judged on other images: {{ other_split | join(', ') }}.{% endif %}</p>
+<p class="note">{% if points | selectattr('shifted') | list %}A shift is chosen on the validation images, so its validation number flatters it.{% endif %}{% if other_split %} Not on the same split as this run, so judged on other images: {{ other_split | join(', ') }}.{% endif %}</p>
 <h2>All classes</h2>
 <details {{ 'open' if run.m <= 20 else '' }}><summary>{{ run.m }} classes, largest first</summary><div class="scroll">
 <table><tr><th>class</th><th>training images</th><th>test images</th><th>recall, validation</th><th>recall, test</th><th>95% interval</th><th>precision, test</th><th>share of predictions, test</th></tr>
