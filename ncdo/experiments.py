@@ -128,11 +128,11 @@ def make_record(
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.machine()
     return record | dict(versions=versions, device=f'{device.type} ({name})', seconds=round(seconds, 2))
 
-# %% ../nbs/07_experiments.ipynb #afa64c1c
+# %% ../nbs/07_experiments.ipynb #6937e123
 def write_weights(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
     "Write the network, with all that is needed to use it, in one move"
     from safetensors.torch import save
-    seen, white = data.x[data.train].float(), 255 if data.x.dtype == torch.uint8 else 16
+    seen, white = data.x[data.train].float(), 16 if data.name.startswith('digits') else 255
     tensors = {f'net.{k}': v for k, v in result.weights.items()}
     tensors |= {k: f(seen, (0, 2, 3)) * 255 / white for k, f in dict(mean=torch.mean, std=torch.std).items()}
     facts = dict(id=record['id'], model=record['spec']['model'], shape=list(data.x.shape[1:]), class_names=list(data.class_names))
