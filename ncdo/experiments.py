@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['OBJECTIVES', 'MEASURED', 'LOSSES', 'PRESETS', 'UPDATES', 'METHODS', 'LABELS', 'STUDIES', 'PROJECT', 'one_of', 'Spec',
-           'metrics', 'assessment', 'make_record', 'read_record', 'write_record', 'read_scores', 'same_data', 'pack',
-           'taught_by', 'Busy', 'claim', 'run_stack', 'Job', 'jobs_for', 'stack_size', 'Board', 'devices', 'compute',
-           'post_shift_run', 'recipe_spec', 'own_recipe', 'table_specs', 'hybrid_distilled_specs', 'figure1_specs',
-           'searched', 'search_specs', 'table4_specs', 'study_specs', 'mean_se', 'tidy_table', 'wide_table',
-           'save_table', 'save_figure', 'draw_table', 'study_notebook', 'notebook_parameters', 'study_parameters',
-           'draw_study', 'draw_studies', 'study_files', 'study_fingerprint']
+           'metrics', 'assessment', 'make_record', 'write_weights', 'read_record', 'write_record', 'read_scores',
+           'same_data', 'pack', 'taught_by', 'Busy', 'claim', 'run_stack', 'Job', 'jobs_for', 'stack_size', 'Board',
+           'devices', 'compute', 'post_shift_run', 'recipe_spec', 'own_recipe', 'table_specs', 'hybrid_distilled_specs',
+           'figure1_specs', 'searched', 'search_specs', 'table4_specs', 'study_specs', 'mean_se', 'tidy_table',
+           'wide_table', 'save_table', 'save_figure', 'draw_table', 'study_notebook', 'notebook_parameters',
+           'study_parameters', 'draw_study', 'draw_studies', 'study_files', 'study_fingerprint']
 
 # %% ../nbs/07_experiments.ipynb #2af0273d
 import contextlib, dataclasses, hashlib, importlib.metadata, io, json, math, os, platform, time, zipfile, torch, numpy as np, pandas as pd
@@ -140,7 +140,17 @@ def make_record(
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.machine()
     return record | dict(versions=versions, device=f'{device.type} ({name})', seconds=round(seconds, 2))
 
-# %% ../nbs/07_experiments.ipynb #53279636
+# %% ../nbs/07_experiments.ipynb #6937e123
+def write_weights(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
+    "Write the network, with all that is needed to use it, in one move"
+    from safetensors.torch import save
+    seen, white = data.x[data.train].float(), 16 if data.name.startswith('digits') else 255
+    tensors = {f'net.{k}': v for k, v in result.weights.items()}
+    tensors |= {k: f(seen, (0, 2, 3)) * 255 / white for k, f in dict(mean=torch.mean, std=torch.std).items()}
+    facts = dict(id=record['id'], model=record['spec']['model'], shape=list(data.x.shape[1:]), class_names=list(data.class_names))
+    write_atomically(Path(folder) / 'weights.safetensors', save({k: v.contiguous() for k, v in tensors.items()}, {k: json.dumps(v) for k, v in facts.items()}))
+
+# %% ../nbs/07_experiments.ipynb #4b1ee900
 def read_record(folder): # A run's folder
     "The record in a folder, or None"
     path = Path(folder) / 'record.json'
@@ -150,8 +160,9 @@ def read_record(folder): # A run's folder
     if not isinstance(record, dict) or not {'id', 'spec', 'split_hash'} <= record.keys(): raise InputError(f'{path} is not the record of a run; choose another folder')
     return record
 
-def write_record(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
-    "Write scores, then the record, each in one move: a folder with a record is complete"
+def write_record(folder, record, data, result, weights=False): # As for `write_weights`; whether to keep the network too
+    "Write scores, the weights if wanted, then the record, each in one move: a folder with a record is complete"
+    if weights: write_weights(folder, record, data, result)
     buffer, parts = io.BytesIO(), ('train', 'validation', 'test')
     np.savez(buffer, **{p: getattr(result, p).numpy() for p in parts}, **{f'y_{p}': data.part(p)[1].numpy() for p in parts})
     write_atomically(Path(folder) / 'scores.npz', buffer.getvalue())
@@ -213,7 +224,7 @@ def claim(folder): # A run's folder, made if need be, and removed again if nothi
         lock.release()
         with contextlib.suppress(OSError): folder.rmdir()
 
-# %% ../nbs/07_experiments.ipynb #dcafd85a
+# %% ../nbs/07_experiments.ipynb #9a9d280e
 def run_stack(
     specs, # Members of one stack
     folders, # One folder for each
@@ -221,7 +232,8 @@ def run_stack(
     device=None, # 'cpu', 'cuda', or the best there is
     progress=lambda steps: None, # Called with steps done
     checkpoint=None, # File for checkpoints
-    teachers=None # Folder of each teacher, by id; beside the first folder unless given
+    teachers=None, # Folder of each teacher, by id; beside the first folder unless given
+    weights=False # Keep the networks, for prediction
 ): # Records
     "Train runs as one stack and write their records"
     device, start, threads = pick_device(device), time.time(), torch.get_num_threads()
@@ -237,7 +249,7 @@ def run_stack(
         results = fit(stack, progress, checkpoint, name=' '.join(f'{s.id} on images {d.split_hash}' for s, d in zip(specs, data)))
         torch.set_num_threads(threads)
         records = [make_record(s, d, r, (time.time() - start) / len(specs), device) for s, d, r in zip(specs, data, results)]
-        for args in zip(folders, records, data, results): write_record(*args)
+        for args in zip(folders, records, data, results): write_record(*args, weights)
     if checkpoint: Path(checkpoint).unlink(missing_ok=True)
     return records
 

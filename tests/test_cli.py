@@ -9,7 +9,7 @@ def test_train_leaves_a_record_and_a_summary(ncdo, tmp_path):
     assert status == 0 and 'worst class' in out and 'record.json' in out
     record = json.loads((tmp_path / 'run/record.json').read_text())
     assert record['spec']['objective'] == 'worst-case-recall' and len(record['test']['recall']) == 10 and record['split_hash']
-    assert sorted(os.listdir(tmp_path / 'run')) == ['record.json', 'scores.npz']
+    assert sorted(os.listdir(tmp_path / 'run')) == ['record.json', 'scores.npz', 'weights.safetensors']
 
 
 def test_same_seed_same_metrics(ncdo, tmp_path):
