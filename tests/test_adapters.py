@@ -100,8 +100,7 @@ def test_trap_24_a_resumed_loop_equals_an_uninterrupted_one_only_with_its_multip
     whole, half = plain_run(), plain_run(stop=55)
     resumed = plain_run(resume=half)
     assert all(same(whole[k], resumed[k]) for k in ('model', 'reduction', 'loss_fn'))
-    for part in ('reduction', 'loss_fn'):
-        assert not same(whole['model'], plain_run(resume=half, forget=[part])['model'])
+    for part in ('reduction', 'loss_fn'): assert not same(whole['model'], plain_run(resume=half, forget=[part])['model'])
 
 
 def lightning_run(folder, goal, seed=0, epochs=60, resume=None, accumulate=1):
@@ -191,8 +190,8 @@ def test_the_trainer_divides_by_the_labels_of_the_whole_step(tmp_path):
     def step(accumulate):
         model, (_, loss_fn) = Classifier(0), game(reduction='sum')
         model.net = network(norm=nn.LayerNorm)
-        arguments = transformers.TrainingArguments(str(tmp_path), max_steps=1, per_device_train_batch_size=64 // accumulate, gradient_accumulation_steps=accumulate,
-            learning_rate=1., optim='sgd', max_grad_norm=0, use_cpu=True, report_to='none', disable_tqdm=True, save_strategy='no')
+        arguments = transformers.TrainingArguments(str(tmp_path), max_steps=1, per_device_train_batch_size=64 // accumulate,
+            gradient_accumulation_steps=accumulate, learning_rate=1., optim='sgd', max_grad_norm=0, use_cpu=True, report_to='none', disable_tqdm=True, save_strategy='no')
         data = [dict(pixel_values=x, labels=y) for x, y in zip(X, labels)]
         InOrder(model, arguments, train_dataset=data, compute_loss_func=trainer_loss(loss_fn)).train()
         return model.net[4].weight
