@@ -6,15 +6,15 @@
 __all__ = ['measure_confusion', 'update_gain', 'lightning_callback', 'trainer_callback', 'trainer_loss', 'mean_over_processes',
            'train_digits_on_ranks', 'main', 'compute_with_ray']
 
-# %% ../nbs/20_own_loop.ipynb #14749bbe
-import importlib, os, torch, torch.distributed as dist
+# %% ../nbs/20_own_loop.ipynb #15fca6a1
+import importlib, os, time, torch, torch.distributed as dist
 from collections.abc import Mapping
 from pathlib import Path
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 from .data import load
-from .experiments import pack, read_record, run_stack
+from .experiments import jobs_for, read_record
 from .gains import InputError, confusion_matrix, worst_case_recall
 from .losses import CostSensitiveLoss
 from .reductions import SaddlePoint
@@ -183,12 +183,10 @@ def main():
 
 if __name__ == '__main__' and '__file__' in globals(): main()
 
-# %% ../nbs/20_own_loop.ipynb #eca2615a
-def _compute_missing(specs, store, root, device):
-    "A task: those runs of a stack that are not on record"
-    missing = [s for s in specs if read_record(store / s.id) is None]
-    if not missing: return
-    run_stack(missing, [store / s.id for s in missing], root, device, checkpoint=store / f'{missing[0].id}-{len(missing)}.checkpoint.safetensors')
+# %% ../nbs/20_own_loop.ipynb #8ee83030
+def _run_job(job, device):
+    "A task: a stack of runs; should another process hold one of them, wait"
+    while job.missing and not job.run(device, lambda steps: None): time.sleep(1)
 
 def compute_with_ray(
     specs, # Runs wanted
@@ -201,9 +199,9 @@ def compute_with_ray(
     "`compute` of chapter 07 on a Ray cluster; one on this machine is started unless `ray.init` was called"
     ray = _optional('ray', 'ray')
     store = Path(store).resolve()
-    task = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), max_retries=retries)(_compute_missing)
+    task = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), max_retries=retries)(_run_job)
     for students in (False, True):
-        stacks = [stack for stack in pack(specs, largest) if bool(stack[0].teacher) == students]
-        try: ray.get([task.remote(stack, store, root, device) for stack in stacks])
+        jobs = [job for job in jobs_for(specs, store, root, largest) if bool(job.specs[0].teacher) == students]
+        try: ray.get([task.remote(job, device) for job in jobs])
         except ray.exceptions.RayTaskError as e: raise e.cause if isinstance(e.cause, InputError) else e from None
     return {s: read_record(store / s.id) for s in specs}

@@ -9,8 +9,8 @@ __all__ = ['InputError', 'confusion_matrix', 'accuracy', 'recall', 'precision', 
            'recall_constraint', 'precision_constraint', 'coverage_constraint', 'balanced_coverage_constraint',
            'accuracy_goal', 'average_recall_goal', 'bayes_rule', 'simplex_grid', 'draw_simplex']
 
-# %% ../nbs/00_gains.ipynb #b413b74a
-import torch
+# %% ../nbs/00_gains.ipynb #aaf24ef3
+import copy, torch
 
 # %% ../nbs/00_gains.ipynb #8419bdbf
 class InputError(ValueError): "A mistake in the input, told in one line: what is wrong, and how to mend it"
@@ -130,7 +130,7 @@ def class_priors(
     counts = torch.bincount(_labels(target, num_classes, 'target'), minlength=num_classes).double()
     return check_priors(counts / counts.sum(), floor=floor)
 
-# %% ../nbs/00_gains.ipynb #83e9b25b
+# %% ../nbs/00_gains.ipynb #30ed1916
 class Problem:
     "Maximise <A, C> subject to <B_k, C> >= b_k; on the simplex, maximise the smallest <B_k, C>"
     def __init__(self,
@@ -161,6 +161,12 @@ class Problem:
         if len(self.names) != self.k: raise InputError(f'{len(self.names)} names for {self.k} constraints')
         self.ratio = self.target_priors / self.priors
 
+    def to(self, device): # Any torch device
+        "The same problem with its tensors there"
+        there = copy.copy(self)
+        vars(there).update({k: v.to(device) for k, v in vars(self).items() if isinstance(v, torch.Tensor)})
+        return there
+
     def gain(self, multipliers): # (..., k)
         "G(multipliers), the (..., m, m) matrix of eq. 4 for a classifier trained at `priors`"
         multipliers = torch.as_tensor(multipliers, dtype=torch.float64)
@@ -186,7 +192,7 @@ class Problem:
         unknown = torch.einsum('kij,...i->...k', self.B.abs(), missing) > 0
         return (self.A * C).sum((-2, -1)), torch.einsum('kij,...ij->...k', self.B, C).masked_fill(unknown, torch.nan)
 
-# %% ../nbs/00_gains.ipynb #7a79f452
+# %% ../nbs/00_gains.ipynb #bb45e7e3
 class ClassProblem(Problem):
     "A `Problem` whose constraints are about classes or groups of classes, in O(m) memory"
     def __init__(self,
@@ -205,12 +211,13 @@ class ClassProblem(Problem):
         vector = lambda v, fill: torch.full((m,), fill, dtype=torch.float64) if v is None else torch.as_tensor(v, dtype=torch.float64).expand(m)
         self.a, self.d, self.r, self.v = vector(objective, 0.), vector(diag, 0.), vector(row, 1.), vector(column, 0.)
         self.groups = (torch.arange(m) if self.k == m else torch.full((m,), -1)) if groups is None else torch.as_tensor(groups).long()
+        self._rewards, self._on_diagonal, self._on_columns = [bool(t.any()) for t in (self.a, self.d, self.v)]
 
     def _matrix(self, multipliers):
         "diag(a + d * lambda_g) + r (v * lambda_g)', rows times target_priors / priors"
         per_class = torch.nn.functional.pad(multipliers, (0, 1))[..., self.groups]
         diag = self.ratio * (self.a + self.d * per_class)
-        if not self.v.any(): return torch.diag_embed(diag)
+        if not self._on_columns: return torch.diag_embed(diag)
         G = (self.ratio * self.r)[:, None] * (self.v * per_class)[..., None, :]
         G.diagonal(dim1=-2, dim2=-1).add_(diag)
         return G
@@ -227,9 +234,9 @@ class ClassProblem(Problem):
         hits = per_row * C.diagonal(dim1=-2, dim2=-1)
         def share_seen(weights, total): return total(weights * self.target_priors) / total(weights * mix)
         def whole(x): return x.sum(-1, keepdim=True)
-        objective = whole(self.a * hits) * share_seen(self.a, whole) if self.a.any() else hits[..., :1] * 0
-        values = self._sum(self.d * hits) * share_seen(self.d, self._sum) if self.d.any() else hits[..., :1] * self.b * 0
-        if not self.v.any(): return objective[..., 0], values
+        objective = whole(self.a * hits) * share_seen(self.a, whole) if self._rewards else hits[..., :1] * 0
+        values = self._sum(self.d * hits) * share_seen(self.d, self._sum) if self._on_diagonal else hits[..., :1] * self.b * 0
+        if not self._on_columns: return objective[..., 0], values
         columns = ((self.r * per_row)[..., None, :] @ C).squeeze(-2) * share_seen(self.r, whole)
         return objective[..., 0], values + self._sum(self.v * columns)
 

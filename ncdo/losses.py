@@ -8,8 +8,8 @@ __all__ = ['HALF', 'TABLE1', 'KINDS', 'LARGE', 'cross_entropy', 'NOT_A_LABEL', '
            'split_gain', 'shift_tables', 'shifted_table_loss', 'softmax_shifted_loss', 'random_gains',
            'candidate_losses', 'calibration_table', 'loss_tables', 'low_rank', 'low_rank_weight', 'CostSensitiveLoss']
 
-# %% ../nbs/01_losses.ipynb #850199a9
-import math, torch, torch.nn.functional as F
+# %% ../nbs/01_losses.ipynb #5cea1380
+import math, torch
 from functools import partial
 from torch import nn
 from .gains import (InputError, balanced_coverage_constraint, check_priors, coverage_constraint, precision_constraint, recall_constraint,
@@ -91,11 +91,11 @@ def reweighted_loss(
     per_example = table_loss(logits, target, torch.zeros_like(logits[0]), nonnegative_gain(gain), ignore_index)
     return _reduce(per_example, target, logits, ignore_index, reduction)
 
-# %% ../nbs/01_losses.ipynb #d708248c
-def _positive_diagonal(gain):
+# %% ../nbs/01_losses.ipynb #29191684
+def _positive_diagonal(gain, check=True):
     "log of the gain's diagonal, or an error naming the class"
     diag = gain.diagonal(dim1=-2, dim2=-1)
-    if not (diag > 0).all():
+    if check and not (diag > 0).all():
         where = (~(diag > 0)).nonzero()[0].tolist()
         raise InputError(f'gain of class {where[-1]} on the diagonal is {diag[tuple(where)].item():g}; logit adjustment needs it positive')
     return diag.log()
@@ -112,14 +112,15 @@ def logit_adjusted_loss(
     per_example = table_loss(logits, target, _positive_diagonal(gain).to(logits.device), None, ignore_index)
     return _reduce(per_example, target, logits, ignore_index, reduction)
 
-# %% ../nbs/01_losses.ipynb #fe83f61f
+# %% ../nbs/01_losses.ipynb #9c7e4018
 def factor_gain(
     gain, # (..., m, m) gain
-    diag=None # (..., m) positive D; the gain's own diagonal unless given
+    diag=None, # (..., m) positive D; the gain's own diagonal unless given
+    check=True # Look whether D is positive? (on a GPU, looking waits for it)
 ): # log D (..., m) and M (..., m, m)
     "Split a gain, its rows raised to be non-negative, into log D and M with G = M D"
     gain = nonnegative_gain(gain)
-    log_diag = _positive_diagonal(gain if diag is None else torch.diag_embed(torch.as_tensor(diag, dtype=gain.dtype, device=gain.device)))
+    log_diag = _positive_diagonal(gain if diag is None else torch.diag_embed(torch.as_tensor(diag, dtype=gain.dtype, device=gain.device)), check)
     return log_diag, gain * (-log_diag).exp().unsqueeze(-2)
 
 # %% ../nbs/01_losses.ipynb #89ee6d06
@@ -163,27 +164,30 @@ def risk_minimiser(
         damping = torch.where(better.view(-1, 1, 1), (damping / 5).clamp(min=1e-9), (damping * 7).clamp(max=1e9))
     return s.detach()
 
-# %% ../nbs/01_losses.ipynb #884a743c
+# %% ../nbs/01_losses.ipynb #42f6e73a
 def split_gain(
-    gain # (..., m, m)
+    gain, # (..., m, m)
+    check=True # Look whether it is of that form?
 ): # alpha (..., m), beta (..., m)
     "alpha and beta of a gain that is diag(alpha) plus equal rows beta, or an error"
     beta = gain.roll(1, -2).diagonal(dim1=-2, dim2=-1)
     alpha = gain.diagonal(dim1=-2, dim2=-1) - beta
     rebuilt = torch.diag_embed(alpha) + beta.unsqueeze(-2)
+    if not check: return alpha, beta
     if not torch.allclose(gain, rebuilt, rtol=1e-5, atol=1e-6 * float(gain.abs().max())):
         raise InputError('gain is not a diagonal plus equal rows, as the softmax-shifted loss needs; use the hybrid loss')
     if not (alpha > 0).all(): raise InputError(f'gain of class {int((~(alpha > 0)).nonzero()[0, -1])} earns no more when right than when wrong')
     return alpha, beta
 
-# %% ../nbs/01_losses.ipynb #db31441f
+# %% ../nbs/01_losses.ipynb #9ec479db
 def shift_tables(
     gain, # (..., m, m), a diagonal plus equal rows
     kappa=None, # (m,) outer weights: None for sms, 0 for sms*, others sms-dagger
-    constant=None # C; the value that calibrates unless given
+    constant=None, # C; the value that calibrates unless given
+    check=True # As for `split_gain`
 ): # log alpha, kappa, shift (..., m) and C (..., 1)
     "What `shifted_table_loss` needs for a gain"
-    alpha, beta = split_gain(gain)
+    alpha, beta = split_gain(gain, check)
     beta = beta - beta.amin(-1, keepdim=True).clamp(max=0)
     if kappa is None: kappa, shift = torch.zeros_like(alpha), -beta / alpha
     else:
@@ -193,7 +197,7 @@ def shift_tables(
     C = 1 + (kappa - shift).sum(-1, keepdim=True) if constant is None else torch.full_like(alpha[..., :1], constant)
     return alpha.log(), kappa, shift, C.where(C > 0, 1)
 
-# %% ../nbs/01_losses.ipynb #1e12f11a
+# %% ../nbs/01_losses.ipynb #df1ac90a
 def shifted_table_loss(
     logits, # (..., n, m) scores
     target, # (..., n) class indices, or (..., n, m) label distributions
@@ -212,7 +216,7 @@ def shifted_table_loss(
     if target.ndim == logits.ndim: soft, counted = target.to(scores), None
     else:
         counted = target != ignore_index
-        soft = F.one_hot(target.where(counted, 0).long(), logits.shape[-1]).to(scores)
+        soft = (target.where(counted, 0).unsqueeze(-1) == torch.arange(logits.shape[-1], device=logits.device)).to(scores)
     per_example = -((soft + kappa) * log).sum(-1) + penalty * (-inside).clamp(min=0).sum(-1)
     return per_example if counted is None else per_example.where(counted, 0)
 
@@ -326,7 +330,7 @@ def calibration_table(
     rows = [(*key, torch.cat(v).mean().item(), draws) for key, v in found.items()]
     return pd.DataFrame(rows, columns=['problem', 'loss', 'promised', 'agreement', 'n'])
 
-# %% ../nbs/01_losses.ipynb #568962f7
+# %% ../nbs/01_losses.ipynb #12161d7f
 KINDS = ('auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b', 'softmax-shifted')
 
 def loss_tables(
@@ -334,22 +338,23 @@ def loss_tables(
     kind, # One of `KINDS` except 'softmax-shifted'
     priors=None, # (m,) training priors, for 'hybrid-a'
     diag=None, # (m,) a D of one's own, for the hybrids
-    strength=1. # Power to which D is raised
+    strength=1., # Power to which D is raised
+    check=True # Look whether the gain fits the kind? Without, 'auto' is 'hybrid-b', and nothing waits for a GPU
 ): # log D (m,), and M (m, m) or None for the identity
     "What `table_loss` needs for a gain and a kind; outer weights have a mean row sum of 1"
-    if kind == 'auto': kind = 'logit-adjusted' if diag is None and is_diagonal(gain) else 'hybrid-b'
+    if kind == 'auto': kind = 'logit-adjusted' if check and diag is None and is_diagonal(gain) else 'hybrid-b'
     if diag is not None and not kind.startswith('hybrid'): raise InputError(f"diag is for the hybrid losses; '{kind}' has its own")
     if kind == 'logit-adjusted':
-        if not is_diagonal(gain): raise InputError("kind 'logit-adjusted' ignores entries off the diagonal, and this gain has some; use 'hybrid-b'")
-        if strength == 1: return _positive_diagonal(gain), None
+        if check and not is_diagonal(gain): raise InputError("kind 'logit-adjusted' ignores entries off the diagonal, and this gain has some; use 'hybrid-b'")
+        if strength == 1: return _positive_diagonal(gain, check), None
     if kind == 'hybrid-a' and diag is None:
         if priors is None: raise InputError("kind 'hybrid-a' needs priors=, the training class priors")
-        diag = 1 / check_priors(priors).to(gain)
+        diag = 1 / (check_priors(priors) if check else priors).to(gain)
     if kind == 're-weighted': diag = torch.ones_like(gain[0])
-    log_diag, _ = factor_gain(gain, diag)
-    log_diag, weight = factor_gain(gain, (strength * log_diag).exp())
+    log_diag, weight = factor_gain(gain, diag, check)
+    if strength != 1: log_diag, weight = factor_gain(gain, (strength * log_diag).exp(), check)
     total = weight.sum(-1).mean()
-    if not total > 0: raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; nothing can be learnt from it')
+    if check and not total > 0: raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; nothing can be learnt from it')
     return log_diag, weight / total
 
 # %% ../nbs/01_losses.ipynb #7752f212

@@ -1,5 +1,6 @@
 "Stacks, checkpoints, randomness"
-import pytest, torch, torch.nn.functional as F
+import dataclasses, pytest, torch, torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from ncdo.data import load
 from ncdo.gains import InputError, accuracy_goal, average_recall_goal, balanced_coverage_constraint, coverage_constraint, worst_case_recall
 from ncdo.losses import CostSensitiveLoss
@@ -101,7 +102,7 @@ def test_augmented_stack_trains_and_measures_unaugmented():
 
 def test_divergence_is_told():
     stack = Stack(members()[:1], 'mlp-16', Recipe(steps=20, batch_size=32, learning_rate=1e20, update_every=2), 'cpu')
-    with pytest.raises(InputError, match='diverged before step'): fit(stack)
+    with pytest.raises(InputError, match='diverged at step'): fit(stack)
 
 
 def test_rate():
@@ -115,3 +116,24 @@ def test_average_recall_goal_is_menon_et_al():
     stack = Stack([Member(data, average_recall_goal(data.priors), 'logit-adjusted')], 'mlp-16', SHORT, 'cpu')
     logits, y = torch.randn(1, 9, 10), torch.randint(10, (1, 9))
     assert torch.allclose(stack._losses(logits, y)[0], F.cross_entropy(logits[0] + data.priors.log().float(), y[0]), atol=1e-5)
+
+
+class Watch(TorchDispatchMode):
+    "Remembers operations that read a value back, or bring one in from Python"
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen += [str(function)] * any(word in str(function) for word in ('local_scalar', 'nonzero', 'lift_fresh', 'equal.default', 'masked_select'))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_and_an_update_need_nothing_from_the_processor():
+    "What a GPU replays cannot ask: no value is read back, none is brought in"
+    stack = Stack(members(), 'mlp-16', SHORT, 'cpu')
+    stack.fast, stack._run = True, lambda function: function()
+    with Watch() as watch: stack.train_step()
+    assert not watch.seen and stack.tick == 1
+    with Watch() as watch: int(stack.clock)
+    assert watch.seen
