@@ -6,6 +6,6 @@ from setuptools import setup
 settings = ConfigParser()
 settings.read(Path(__file__).with_name('settings.ini'), encoding='utf-8')
 facts = settings['DEFAULT']
-setup(version=facts['version'], description=facts['description'], install_requires=facts['requirements'].split(),
-    extras_require=dict(paper=facts['paper_requirements'].split(), onnx=facts['onnx_requirements'].split(),
-        dev=(facts['paper_requirements'] + facts['onnx_requirements'] + facts['dev_requirements']).split()))
+extras = {k.removesuffix('_requirements'): v.split() for k, v in facts.items() if k.endswith('_requirements')}
+extras['dev'] = sum(extras.values(), [])  # dev_requirements and all the other extras: the tests use the real libraries
+setup(version=facts['version'], description=facts['description'], install_requires=facts['requirements'].split(), extras_require=extras)
