@@ -6,11 +6,11 @@
 __all__ = ['app', 'summary', 'check_place', 'whole_or_nothing', 'train', 'postshift', 'paper', 'given_parameters', 'report',
            'predict', 'export', 'main']
 
-# %% ../nbs/08_cli.ipynb #5ec44636
+# %% ../nbs/08_cli.ipynb #2cb30701
 import contextlib, dataclasses, json, os, sys, torch, typer, warnings
 from pathlib import Path
 from .experiments import (LOSSES, OBJECTIVES, PRESETS, STUDIES, UPDATES, compute, draw_studies, notebook_parameters, one_of, post_shift_run, read_record,
-    recipe_spec, run_stack, same_data, study_files, study_fingerprint, study_notebook, study_parameters, study_specs)
+    recipe_spec, run_stack, same_data, shift_table4, study_files, study_fingerprint, study_notebook, study_parameters, study_specs)
 from .data import DATASETS, load, locate
 from .gains import InputError
 from .training import write_atomically
@@ -37,7 +37,7 @@ def summary(
     if record['at_bound']: lines.append(f"multipliers at their bound: {', '.join(record['at_bound'])}; these constraints cannot be met together")
     return [*lines, f"record: {where}"]
 
-# %% ../nbs/08_cli.ipynb #cd49b98f
+# %% ../nbs/08_cli.ipynb #f8cf005c
 def check_place(out, device=None): # Folder to write to; 'cpu', 'cuda' or None
     "Refuse a folder or device that cannot be used"
     there = next(p for p in (out, *out.absolute().parents) if p.exists())
@@ -51,7 +51,7 @@ def whole_or_nothing(out): # A run's folder
     "If a file cannot be written, take away what is half there"
     try: yield
     except OSError as e:
-        for half in [*out.glob(f'.*.{os.getpid()}'), *out.glob('scores.npz')]: half.unlink()
+        for half in ('scores.npz', 'weights.safetensors'): (out / half).unlink(missing_ok=True)
         if out.is_dir() and not any(out.iterdir()): out.rmdir()
         raise InputError(f'{out} cannot be written to ({e.strerror}); make room there, or choose another --out') from None
 
@@ -138,7 +138,7 @@ def postshift(
         else: print(f"{name:>22}: objective {r['cross_fitted']['objective']:.3f}" + (f", largest violation {max(r['cross_fitted']['violations']):+.4f}" if r['before']['test']['worst_violation'] is not None else ''))
     print(f"result: {r['path']}")
 
-# %% ../nbs/08_cli.ipynb #85d1b938
+# %% ../nbs/08_cli.ipynb #acef9ef5
 @app.command()
 # chkstyle: ignore-node
 def paper(
@@ -165,6 +165,7 @@ def paper(
     missing = [s for s in dict.fromkeys(specs) if read_record(out / 'runs' / s.id) is None]
     if no_compute and missing: raise InputError(f'{len(missing)} of {len(set(specs))} runs are not on record in {out / "runs"}; run without --no-compute')
     if missing: compute(specs, out / 'runs', data, workers, device)
+    if 'table4' in chosen and not no_compute: shift_table4(parameters['table4'], out / 'runs', workers)
     if compute_only: return print(f'{len(set(specs))} runs on record in {out / "runs"}, {len(missing)} of them new')
     drawn = out / 'runs' / 'drawn.json'
     fingerprints = json.loads(drawn.read_text()) if drawn.exists() else {}

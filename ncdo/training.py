@@ -582,14 +582,18 @@ def _restore(self, tensors):
 
 Stack.state, Stack._restore = _state, _restore
 
-# %% ../nbs/04_training.ipynb #ff835c58
+# %% ../nbs/04_training.ipynb #f6ce1bfe
 def write_atomically(path, content): # Path; bytes or text
     "Write a file so that a reader, or a crash, sees the old one or the new one, never half"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-    temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 def _save(self, path, name=''): # File to write; what this stack is, compared when it is loaded
     "Write a checkpoint"
