@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['OBJECTIVES', 'MEASURED', 'LOSSES', 'PRESETS', 'UPDATES', 'METHODS', 'TABLE4', 'LABELS', 'STUDIES', 'PROJECT',
-           'one_of', 'Spec', 'metrics', 'assessment', 'make_record', 'write_weights', 'read_record', 'write_record',
-           'read_scores', 'same_data', 'pack', 'taught_by', 'Busy', 'claim', 'run_stack', 'Job', 'jobs_for',
-           'stack_size', 'Board', 'devices', 'compute', 'post_shift_run', 'post_shift_runs', 'recipe_spec',
+           'one_of', 'check_model', 'Spec', 'metrics', 'assessment', 'make_record', 'write_weights', 'read_record',
+           'write_record', 'read_scores', 'same_data', 'pack', 'taught_by', 'Busy', 'claim', 'run_stack', 'Job',
+           'jobs_for', 'stack_size', 'Board', 'devices', 'compute', 'post_shift_run', 'post_shift_runs', 'recipe_spec',
            'own_recipe', 'table_specs', 'hybrid_distilled_specs', 'figure1_specs', 'searched', 'search_specs',
            'table4_specs', 'shift_table4', 'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table',
-           'save_figure', 'draw_table', 'study_notebook', 'notebook_parameters', 'study_parameters', 'draw_study',
-           'draw_studies', 'study_files', 'study_fingerprint']
+           'save_figure', 'draw_table', 'draw_curves', 'study_notebook', 'notebook_parameters', 'study_parameters',
+           'draw_study', 'draw_studies', 'study_files', 'study_fingerprint']
 
-# %% ../nbs/07_experiments.ipynb #2af0273d
-import contextlib, dataclasses, hashlib, importlib.metadata, io, json, math, os, platform, time, zipfile, torch, numpy as np, pandas as pd
+# %% ../nbs/07_experiments.ipynb #3ecf5052
+import contextlib, dataclasses, functools, hashlib, importlib.metadata, io, json, math, os, platform, time, zipfile, torch, numpy as np, pandas as pd
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from . import gains
@@ -42,11 +42,16 @@ OBJECTIVES = { # chkstyle: ignore-node
 MEASURED = 'worst-case-recall', 'recall', 'precision', 'coverage', 'balanced-coverage' # Those with multipliers
 LOSSES = ('cross-entropy', *KINDS, 'hybrid-distilled')
 
-# %% ../nbs/07_experiments.ipynb #7990f982
+# %% ../nbs/07_experiments.ipynb #4f2e2d2c
 def one_of(value, known, what):
     "The value, or a one-line error that lists what is known"
     if value not in known: raise InputError(f"unknown {what} '{value}'; use one of {', '.join(known)}")
     return value
+
+@functools.cache
+def check_model(model): # Name of a network
+    "Refuse a name that nothing can be built from"
+    if model_source(model) == 'ncdo': build(model, (1, 8, 8), 2, [0])
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -80,7 +85,7 @@ class Spec:
         if not 0 < self.tail < 1: raise InputError(f'tail is {self.tail}; it must be a share of the classes, between 0 and 1')
         if not 0 <= self.gamma <= 1: raise InputError(f'gamma is {self.gamma}; it must lie between 0 and 1')
         if self.loss == 'hybrid-distilled' and not self.teacher: raise InputError("loss 'hybrid-distilled' needs the labels of a teacher")
-        if model_source(self.model) == 'ncdo': build(self.model, (1, 8, 8), 2, [0])
+        check_model(self.model)
 
     @property
     def id(self):
@@ -300,7 +305,7 @@ def stack_size(specs, num_devices, sizes=range(4, 13)): # Runs wanted; GPUs; to 
         return max(load)
     return min(sizes, key=soonest)
 
-# %% ../nbs/07_experiments.ipynb #9364d975
+# %% ../nbs/07_experiments.ipynb #35aa3b26
 class Board:
     "A live table of running stacks"
     def __init__(self, jobs, quiet=False):
@@ -315,7 +320,7 @@ class Board:
         rows = []
         for i, job in enumerate(self.jobs):
             if not 0 < steps[i] < job.steps: continue
-            since, before = self.began.setdefault(i, (time.time(), steps[i]))
+            since, before = self.began[i]
             rate = (steps[i] - before) / max(time.time() - since, 1e-9)
             left = f'{(job.steps - steps[i]) / rate / 60:.1f} min' if rate else ''
             rows.append((self.where.get(i, ''), job.title, f'{steps[i]} of {job.steps}', f'{rate * len(job.specs) * job.specs[0].recipe.batch_size:.0f} images/s', left))
@@ -324,6 +329,8 @@ class Board:
     def show(self, steps):
         "Draw the table, at most twice a second"
         live = not isinstance(self.live, contextlib.nullcontext)
+        for i, n in enumerate(steps):
+            if n: self.began.setdefault(i, (time.time(), n))
         if self.quiet or time.time() - self.shown < (.5 if live else 60): return
         from rich.table import Table
         self.shown, done = time.time(), sum(n >= j.steps for n, j in zip(steps, self.jobs))
@@ -680,6 +687,23 @@ def draw_table(
             if target: row[1].axvline(target, color='.3', ls=':', label=f'target {target:g}')
         handles = {l: h for ax in axs[:, 1] for h, l in zip(*ax.get_legend_handles_labels())}
         fig.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=len(handles), frameon=False)
+    return fig
+
+# %% ../nbs/07_experiments.ipynb #7c4950a4
+def draw_curves(records): # {title: record}, each of a goal with multipliers
+    "Over training: multipliers above, validation recall of each class below, from the most frequent class (dark) to the rarest"
+    import matplotlib.pyplot as plt, seaborn as sns
+    with sns.axes_style('ticks', {'axes.spines.top': False, 'axes.spines.right': False}), sns.plotting_context('paper', 1.1):
+        fig, axs = plt.subplots(2, len(records), figsize=(9.5, 4.6), layout='constrained', sharex=True, sharey='row', squeeze=False)
+        for column, (title, record) in zip(axs.T, records.items()):
+            steps = [h['step'] for h in record['history']]
+            for ax, what in zip(column, ('multipliers', 'recall')):
+                curves = list(zip(*[h[what] for h in record['history']]))
+                for curve, colour in zip(curves, sns.color_palette('viridis', len(curves))): ax.plot(steps, curve, color=colour, lw=.8)
+            column[0].set(title=title)
+            column[1].set(xlabel='step', ylim=(0, 1))
+        axs[0, 0].set(ylabel='multiplier')
+        axs[1, 0].set(ylabel='validation recall')
     return fig
 
 # %% ../nbs/07_experiments.ipynb #54ad8df6

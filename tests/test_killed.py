@@ -1,0 +1,104 @@
+"Killed at random moments, by SIGKILL: nothing is lost but the steps since the checkpoint"
+import json, os, signal, subprocess, sys, time, pytest, torch
+from filelock import FileLock
+from ncdo.experiments import Busy, Job, Spec, claim, compute, pack, recipe_spec, run_stack, stack_size
+from ncdo.gains import InputError
+from ncdo.training import Recipe
+
+TRAIN = ['train', '--model', 'mlp-16', '--steps', '5000', '--batch-size', '64', '--update-every', '50']
+KILLER = '''
+import os, random, signal, sys, time, torch
+torch.set_num_threads(1)
+from ncdo.cli import main
+draw, kills = random.Random(0), 0
+while True:
+    child = os.fork()
+    if not child:
+        sys.stdout = sys.stderr = open(os.devnull, 'w')
+        main([*sys.argv[2:], '--out', sys.argv[1], '--resume'])
+        os._exit(0)
+    time.sleep(draw.uniform(.1, 1.2))
+    if kills < 20: os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status): kills += 1
+    else: break
+print(kills, os.WEXITSTATUS(status))
+'''
+
+
+def test_twenty_kills(ncdo, tmp_path):
+    done = subprocess.run([sys.executable, '-c', KILLER, str(tmp_path / 'a'), *TRAIN], capture_output=True, text=True, timeout=600)
+    assert done.stdout.split() == ['20', '0'], done.stderr
+    assert ncdo(*TRAIN, '--out', tmp_path / 'b')[0] == 0
+    a, b = [json.loads((tmp_path / d / 'record.json').read_text()) for d in 'ab']
+    assert {k: v for k, v in a.items() if k != 'seconds'} == {k: v for k, v in b.items() if k != 'seconds'}
+    assert sorted(os.listdir(tmp_path / 'a')) == sorted(os.listdir(tmp_path / 'b'))
+
+
+def some_runs(steps=1500): return [Spec(model='mlp-16', objective='worst-case-recall', loss=loss, seed=seed, split_seed=seed,
+    recipe=Recipe(steps=steps, batch_size=32, update_every=50)) for loss in ('logit-adjusted', 're-weighted') for seed in (0, 1)] + [
+    Spec(model='mlp-16', seed=seed, recipe=Recipe(steps=steps, batch_size=32, update_every=50)) for seed in (0, 1)]
+
+
+def test_a_killed_batch_of_stacks(tmp_path):
+    "Two processes, two stacks; killed together once a checkpoint lies there, then started again"
+    code = f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_killed import compute, some_runs\nif __name__ == "__main__": compute(some_runs(), sys.argv[1], workers=2, quiet=True)'
+    script = tmp_path / 'batch.py'
+    script.write_text(code)
+    store = tmp_path / 'runs'
+    process = subprocess.Popen([sys.executable, str(script), str(store)], start_new_session=True)
+    while process.poll() is None and not list(store.glob('*.checkpoint.safetensors')): time.sleep(.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL and not list(store.glob('*/record.json'))
+    resumed = compute(some_runs(), store, workers=1, quiet=True)
+    whole = compute(some_runs(), tmp_path / 'whole', workers=1, quiet=True)
+    for spec, record in whole.items(): assert {k: v for k, v in record.items() if k != 'seconds'} == {k: v for k, v in resumed[spec].items() if k != 'seconds'}
+    assert not list(store.glob('*.checkpoint.safetensors')) and not list(store.glob('*/.lock'))
+
+
+def test_trap_53_one_run_is_never_computed_twice(tmp_path):
+    spec, = some_runs(20)[:1]
+    folder = tmp_path / spec.id
+    folder.mkdir()
+    with FileLock(folder / '.lock'):
+        with pytest.raises(Busy, match='another process is computing the run'): run_stack([spec], [folder])
+        assert Job([spec], tmp_path).run('cpu', print) is False
+    run_stack([spec], [folder])
+    assert sorted(os.listdir(folder)) == ['record.json', 'scores.npz']
+
+
+def test_a_claim_leaves_no_trace(tmp_path):
+    with claim(tmp_path / 'run'): assert (tmp_path / 'run/.lock').exists()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('workers', [1, 2])
+def test_one_stack_that_fails_does_not_take_the_others_along(tmp_path, workers):
+    good, bad = some_runs(20)[0], Spec(model='mlp-16', recipe=Recipe(steps=20, batch_size=32, learning_rate=1e30))
+    with pytest.raises(InputError, match='diverged'): compute([good, bad], tmp_path, workers=workers, quiet=True)
+    assert (tmp_path / good.id / 'record.json').exists() and not (tmp_path / bad.id).exists()
+
+
+def test_trap_52_the_last_good_checkpoint_stays(tmp_path):
+    from ncdo.data import load
+    from ncdo.gains import worst_case_recall
+    from ncdo.training import Member, Stack, fit
+    data, path = load('digits-lt'), tmp_path / 'checkpoint.safetensors'
+    make = lambda: Stack([Member(data, worst_case_recall(data.priors), 'logit-adjusted')], 'mlp-16', Recipe(steps=60, batch_size=32), 'cpu')
+    stack = make()
+    for _ in range(30): stack.train_step()
+    stack.save(path, 'x')
+    kept = path.read_bytes()
+    stack.vector.mul_(torch.nan)
+    with pytest.raises(InputError, match='diverged at step 30'):
+        while stack.step < 60:
+            stack.train_step()
+            stack.save(path, 'x')
+    assert path.read_bytes() == kept and fit(make(), checkpoint=path, name='x')[0].test.isfinite().all()
+
+
+def test_stacks_fill_the_gpus():
+    specs = [recipe_spec('paper', 'cifar10-lt', *how, seed) for seed in range(3) for how in (('accuracy', 'cross-entropy'),
+        ('average-recall', 'logit-adjusted'), ('worst-case-recall', 're-weighted'), ('worst-case-recall', 'logit-adjusted'))]
+    assert [len(s) for s in pack(specs, stack_size(specs, 2))] == [6, 6] and stack_size(specs, 4) < 6
