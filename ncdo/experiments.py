@@ -42,7 +42,7 @@ OBJECTIVES = { # chkstyle: ignore-node
 MEASURED = 'worst-case-recall', 'recall', 'precision', 'coverage', 'balanced-coverage' # Those with multipliers
 LOSSES = ('cross-entropy', *KINDS, 'hybrid-distilled')
 
-# %% ../nbs/07_experiments.ipynb #4f2e2d2c
+# %% ../nbs/07_experiments.ipynb #c732926d
 def one_of(value, known, what):
     "The value, or a one-line error that lists what is known"
     if value not in known: raise InputError(f"unknown {what} '{value}'; use one of {', '.join(known)}")
@@ -53,6 +53,7 @@ def check_model(model): # Name of a network
     "Refuse a name that nothing can be built from"
     if model_source(model) == 'ncdo': build(model, (1, 8, 8), 2, [0])
 
+# %% ../nbs/07_experiments.ipynb #156c75c0
 @dataclasses.dataclass(frozen=True)
 class Spec:
     "Everything that decides the outcome of a run"
