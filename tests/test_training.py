@@ -1,5 +1,5 @@
 "Stacks, checkpoints, randomness"
-import dataclasses, pytest, torch, torch.nn.functional as F
+import pytest, torch, torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from ncdo.data import load
 from ncdo.gains import InputError, accuracy_goal, average_recall_goal, balanced_coverage_constraint, coverage_constraint, worst_case_recall
