@@ -35,9 +35,11 @@ def test_twenty_kills(ncdo, tmp_path):
     assert sorted(os.listdir(tmp_path / 'a')) == sorted(os.listdir(tmp_path / 'b'))
 
 
-def some_runs(steps=1500): return [Spec(model='mlp-16', objective='worst-case-recall', loss=loss, seed=seed, split_seed=seed,
-    recipe=Recipe(steps=steps, batch_size=32, update_every=50)) for loss in ('logit-adjusted', 're-weighted') for seed in (0, 1)] + [
-    Spec(model='mlp-16', seed=seed, recipe=Recipe(steps=steps, batch_size=32, update_every=50)) for seed in (0, 1)]
+def some_runs(steps=1500):
+    "A stack with multipliers, and one without"
+    recipe = Recipe(steps=steps, batch_size=32, update_every=50)
+    goals = [dict(objective='worst-case-recall', loss=loss) for loss in ('logit-adjusted', 're-weighted')] + [{}]
+    return [Spec(model='mlp-16', seed=seed, split_seed=seed if goal else 0, recipe=recipe, **goal) for goal in goals for seed in (0, 1)]
 
 
 def test_a_killed_batch_of_stacks(tmp_path):
