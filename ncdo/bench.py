@@ -6,10 +6,10 @@
 __all__ = ['GOALS', 'GROWTH', 'SIZES', 'PASSES', 'interleaved_times', 'interleaved_medians', 'loss_candidates', 'step',
            'time_losses', 'time_update', 'post_shift_call', 'time_post_shift', 'plot_growth', 'report_losses',
            'report_post_shift', 'random_stack', 'activation_bytes', 'copy_bandwidth', 'time_repeated', 'time_training',
-           'report_training', 'main']
+           'report_training', 'class_costs', 'in_new_process', 'report_classes', 'main']
 
-# %% ../nbs/09_bench.ipynb #ba281e12
-import argparse, random, statistics, time, torch
+# %% ../nbs/09_bench.ipynb #8f8b433f
+import argparse, json, random, statistics, subprocess, sys, time, torch
 from functools import partial
 from torch import nn
 from .gains import balanced_coverage_constraint, confusion_matrix, coverage_constraint, precision_constraint, worst_case_recall
@@ -231,9 +231,41 @@ def report_training(
         whole = step + update / 32
         print(f'{what:10} {k:6} {step:7.2f} {update:7.1f} {whole:7.2f} {128000 / whole:9.0f} {1000 * bound / whole:9.0%} {update / 32 / step:10.0%}', flush=True)
 
-# %% ../nbs/09_bench.ipynb #3cef7852
+# %% ../nbs/09_bench.ipynb #daa7732c
+def class_costs(
+    goal, # Name in `GOALS`
+    m, # Classes
+    n=50_000, # Predictions
+    batch=256 # Examples of a loss step
+): # Seconds of an update (count, move the multipliers, hand on the gain) and of forward and backward; most memory held, in bytes
+    "What an update and a loss step take, in this process"
+    import resource
+    torch.set_num_threads(1)
+    held = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+    logits, start = torch.randn(batch, m, requires_grad=True), held()
+    reduction = SaddlePoint(GOALS[goal](torch.full((m,), 1 / m)))
+    loss = CostSensitiveLoss(reduction.gain)
+    target, predicted = torch.arange(n) % m, torch.randint(m, (n,), generator=torch.Generator().manual_seed(0))
+    update = lambda: loss.set_gain(reduction.update(confusion_matrix(target, predicted, m)))
+    medians = [interleaved_medians(dict(f=f), 3, 1)['f'] for f in (update, lambda: step(loss, logits, target[:batch]))]
+    return dict(update=medians[0], step=medians[1], memory=held() - start)
+
+def in_new_process(goal, m, **kwargs): # As `class_costs`
+    "`class_costs` in a process that has done nothing else"
+    code = f'import json\nfrom ncdo.bench import class_costs\nprint(json.dumps(class_costs({goal!r}, {m}, **{kwargs!r})))'
+    return json.loads(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
+
+def report_classes(classes=(1000, 10_000)): # Numbers of classes
+    "Print time and memory of updates and of loss steps"
+    for goal in GOALS:
+        for m in classes:
+            costs = in_new_process(goal, m)
+            print(f'{goal:18} {m:6} classes: update {1000 * costs["update"]:8.1f} ms, loss forward and backward {1000 * costs["step"]:6.1f} ms, '
+                f'memory {costs["memory"] / 2 ** 20:6.0f} MiB = {costs["memory"] / (8 * m ** 2):.1f} m × m matrices', flush=True)
+
+# %% ../nbs/09_bench.ipynb #2d4814d9
 def main(arguments=None):
-    "python -m ncdo.bench losses | postshift | training"
+    "python -m ncdo.bench losses | postshift | training | classes"
     parser = argparse.ArgumentParser(prog='python -m ncdo.bench', description=__doc__)
     commands = parser.add_subparsers(dest='what', required=True)
     commands.add_parser('losses', help='every loss against CrossEntropyLoss')
@@ -241,9 +273,11 @@ def main(arguments=None):
     training = commands.add_parser('training', help='a training step: eager, recorded, stacked')
     training.add_argument('--model', default='resnet56')
     training.add_argument('--stacks', type=int, nargs='+', default=[4, 8, 12])
+    commands.add_parser('classes', help='time and memory of 1,000 and 10,000 classes')
     given = parser.parse_args(arguments)
     if given.what == 'losses': report_losses()
     if given.what == 'postshift': report_post_shift(given.plot)
+    if given.what == 'classes': report_classes()
     if given.what == 'training': report_training(given.model, given.stacks)
 
 if __name__ == '__main__' and '__file__' in globals(): main()

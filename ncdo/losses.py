@@ -74,10 +74,11 @@ def check_target(
     elif (bad := (target != ignore_index) & ((target < 0) | (target >= m))).any():
         raise InputError(f'target holds {sorted(set(target[bad].tolist()))[:5]}, outside the classes 0..{m - 1} (ignore_index is {ignore_index})')
 
-# %% ../nbs/01_losses.ipynb #530b5586
+# %% ../nbs/01_losses.ipynb #c06b420e
 def nonnegative_gain(gain): # (..., m, m)
     "Raise rows with negative entries so that their smallest is 0; the Bayes rule is unchanged"
-    return gain - gain.amin(-1, keepdim=True).clamp(max=0)
+    low = gain.amin(-1, keepdim=True).clamp(max=0)
+    return gain if gain.is_cpu and not low.any() else gain - low
 
 def reweighted_loss(
     logits, # (n, m) scores
@@ -123,10 +124,10 @@ def factor_gain(
     log_diag = _positive_diagonal(gain if diag is None else torch.diag_embed(torch.as_tensor(diag, dtype=gain.dtype, device=gain.device)), check)
     return log_diag, gain * (-log_diag).exp().unsqueeze(-2)
 
-# %% ../nbs/01_losses.ipynb #89ee6d06
+# %% ../nbs/01_losses.ipynb #1a52d6e3
 def is_diagonal(gain): # (..., m, m)
     "Is every entry off the diagonal 0?"
-    return not bool((gain - torch.diag_embed(gain.diagonal(dim1=-2, dim2=-1))).any())
+    return bool(gain.count_nonzero() == gain.diagonal(dim1=-2, dim2=-1).count_nonzero())
 
 def hybrid_loss(
     logits, # (n, m) scores; predict with their argmax, unadjusted
@@ -330,7 +331,7 @@ def calibration_table(
     rows = [(*key, torch.cat(v).mean().item(), draws) for key, v in found.items()]
     return pd.DataFrame(rows, columns=['problem', 'loss', 'promised', 'agreement', 'n'])
 
-# %% ../nbs/01_losses.ipynb #12161d7f
+# %% ../nbs/01_losses.ipynb #ed31fcaa
 KINDS = ('auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b', 'softmax-shifted')
 
 def loss_tables(
@@ -355,31 +356,41 @@ def loss_tables(
     if strength != 1: log_diag, weight = factor_gain(gain, (strength * log_diag).exp(), check)
     total = weight.sum(-1).mean()
     if check and not total > 0: raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; nothing can be learnt from it')
-    return log_diag, weight / total
+    return log_diag, weight.div_(total)
 
-# %% ../nbs/01_losses.ipynb #7752f212
+# %% ../nbs/01_losses.ipynb #c5bd6082
+def _off_diagonal(matrix, start=0): # Some rows of a square matrix; index of the first
+    "A copy with 0 on the diagonal"
+    matrix = matrix.clone()
+    matrix.diagonal(start).zero_()
+    return matrix
+
 def low_rank(
-    gain # (m, m), at least 3 classes
+    gain, # (m, m), at least 3 classes
+    rows=32 # Looked at together, so that temporaries stay small
 ): # r (m,) and beta (m,), or None
     "r and beta such that off the diagonal the gain is r_i beta_j, if there are any"
-    m, off = len(gain), gain - gain.diagonal().diag()
-    first, second = off.abs().sum(0).topk(2).indices.tolist()
-    r = off[:, first].clone()
+    m, starts = len(gain), range(0, len(gain), rows)
+    sizes = torch.stack([_off_diagonal(gain[i:i + rows], i).abs().sum(0) for i in starts]).sum(0)
+    first, second = sizes.topk(2).indices.tolist()
+    r = gain[:, first].clone()
     others = [i for i in range(m) if i not in (first, second)]
     if m < 3 or not r[others].all() or not r[second]: return None
     a = others[0]
-    beta = off[a] / r[a]
-    beta[a] = off[second, a] / r[second]
-    r[first] = off[first, second] / beta[second] if beta[second] else r[a]
-    same = torch.allclose(torch.outer(r, beta).fill_diagonal_(0), off, rtol=1e-9, atol=1e-12 * float(off.abs().max()))
-    return (r, beta) if same else None
+    beta = gain[a] / r[a]
+    beta[a] = gain[second, a] / r[second]
+    r[first] = gain[first, second] / beta[second] if beta[second] else r[a]
+    atol = 1e-12 * max(float(_off_diagonal(gain[i:i + rows], i).abs().max()) for i in starts)
+    same = lambda i: torch.allclose(_off_diagonal(torch.outer(r[i:i + rows], beta), i), _off_diagonal(gain[i:i + rows], i), rtol=1e-9, atol=atol)
+    return (r, beta) if all(map(same, starts)) else None
 
 def low_rank_weight(gain, log_diag, weight): # (m, m), (m,), (m, m), see `loss_tables`
     "a (m,), U (m, 2), V (2, m) with weight = diag(a) + U V, or None"
     parts = low_rank(gain)
     if parts is None: return None
-    raised, scale = nonnegative_gain(gain), (-log_diag).exp() * weight.sum() / (nonnegative_gain(gain) * (-log_diag).exp()).sum()
-    U = torch.stack([parts[0], (raised - gain)[:, 0]], -1)
+    raised, unscaled = -gain.amin(-1).clamp(max=0), (-log_diag).exp()
+    scale = unscaled * weight.sum() / ((gain.sum(0) + raised.sum()) @ unscaled)
+    U = torch.stack([parts[0], raised], -1)
     V = torch.stack([parts[1], torch.ones_like(log_diag)]) * scale
     return weight.diagonal() - (U * V.T).sum(-1), U, V
 
@@ -455,7 +466,7 @@ def _fast_soft_mean(loss, logits, target):
     else: outer = target @ loss.weight
     return _DenseLoss.apply(logits, loss.log_diag, outer / -len(logits))
 
-# %% ../nbs/01_losses.ipynb #12839656
+# %% ../nbs/01_losses.ipynb #cb913ad9
 def _in_range(logits, target):
     "Are all labels class indices? One look, for a GPU, where nothing raises by itself"
     if target.shape != logits.shape[:-1] or not len(target): return False
@@ -482,7 +493,7 @@ def _check_gain(gain, m=None):
     gain = torch.as_tensor(gain).detach().double().cpu()
     if gain.ndim != 2 or gain.shape[0] != gain.shape[1]: raise InputError(f'gain has shape {tuple(gain.shape)}; it must be square')
     if m and len(gain) != m: raise InputError(f'gain has shape {tuple(gain.shape)}; this loss was made for {m} classes')
-    if not gain.isfinite().all(): raise InputError('gain holds values that are not finite')
+    if not torch.stack(gain.aminmax()).isfinite().all(): raise InputError('gain holds values that are not finite')
     return gain
 
 # %% ../nbs/01_losses.ipynb #bcd2cdf7
