@@ -23,6 +23,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                             'ncdo.bench.interleaved_times': ('bench.html#interleaved_times', 'ncdo/bench.py'),
                             'ncdo.bench.loss_candidates': ('bench.html#loss_candidates', 'ncdo/bench.py'),
                             'ncdo.bench.main': ('bench.html#main', 'ncdo/bench.py'),
+                            'ncdo.bench.most_memory': ('bench.html#most_memory', 'ncdo/bench.py'),
                             'ncdo.bench.plot_growth': ('bench.html#plot_growth', 'ncdo/bench.py'),
                             'ncdo.bench.post_shift_call': ('bench.html#post_shift_call', 'ncdo/bench.py'),
                             'ncdo.bench.random_stack': ('bench.html#random_stack', 'ncdo/bench.py'),

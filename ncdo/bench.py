@@ -6,11 +6,12 @@
 __all__ = ['GOALS', 'GROWTH', 'SIZES', 'PASSES', 'interleaved_times', 'interleaved_medians', 'loss_candidates', 'step',
            'time_losses', 'time_update', 'post_shift_call', 'time_post_shift', 'plot_growth', 'report_losses',
            'report_post_shift', 'random_stack', 'activation_bytes', 'copy_bandwidth', 'time_repeated', 'time_training',
-           'report_training', 'class_costs', 'in_new_process', 'report_classes', 'main']
+           'report_training', 'most_memory', 'class_costs', 'in_new_process', 'report_classes', 'main']
 
-# %% ../nbs/09_bench.ipynb #8f8b433f
+# %% ../nbs/09_bench.ipynb #b1fa3763
 import argparse, json, random, statistics, subprocess, sys, time, torch
 from functools import partial
+from pathlib import Path
 from torch import nn
 from .gains import balanced_coverage_constraint, confusion_matrix, coverage_constraint, precision_constraint, worst_case_recall
 from .data import Data
@@ -231,7 +232,14 @@ def report_training(
         whole = step + update / 32
         print(f'{what:10} {k:6} {step:7.2f} {update:7.1f} {whole:7.2f} {128000 / whole:9.0f} {1000 * bound / whole:9.0%} {update / 32 / step:10.0%}', flush=True)
 
-# %% ../nbs/09_bench.ipynb #daa7732c
+# %% ../nbs/09_bench.ipynb #d94fe098
+def most_memory():
+    "The most memory this process has held since it was started, in bytes"
+    status = Path('/proc/self/status')
+    if status.exists(): return 1024 * int(status.read_text().split('VmHWM:')[1].split()[0])
+    import resource
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+
 def class_costs(
     goal, # Name in `GOALS`
     m, # Classes
@@ -239,17 +247,16 @@ def class_costs(
     batch=256 # Examples of a loss step
 ): # Seconds of an update (count, move the multipliers, hand on the gain) and of forward and backward; most memory held, in bytes
     "What an update and a loss step take, in this process"
-    import resource
     torch.set_num_threads(1)
-    held = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
-    logits, start = torch.randn(batch, m, requires_grad=True), held()
+    logits, start = torch.randn(batch, m, requires_grad=True), most_memory()
     reduction = SaddlePoint(GOALS[goal](torch.full((m,), 1 / m)))
     loss = CostSensitiveLoss(reduction.gain)
     target, predicted = torch.arange(n) % m, torch.randint(m, (n,), generator=torch.Generator().manual_seed(0))
     update = lambda: loss.set_gain(reduction.update(confusion_matrix(target, predicted, m)))
     medians = [interleaved_medians(dict(f=f), 3, 1)['f'] for f in (update, lambda: step(loss, logits, target[:batch]))]
-    return dict(update=medians[0], step=medians[1], memory=held() - start)
+    return dict(update=medians[0], step=medians[1], memory=most_memory() - start)
 
+# %% ../nbs/09_bench.ipynb #9cfe76ab
 def in_new_process(goal, m, **kwargs): # As `class_costs`
     "`class_costs` in a process that has done nothing else"
     code = f'import json\nfrom ncdo.bench import class_costs\nprint(json.dumps(class_costs({goal!r}, {m}, **{kwargs!r})))'

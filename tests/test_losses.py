@@ -188,6 +188,31 @@ def test_low_rank_rebuilds_the_weights_or_declines(gain, kind):
     else: assert torch.allclose(parts[0].diag() + parts[1] @ parts[2], weight)
     assert low_rank(GAINS['dense']) is None
 
+@pytest.mark.parametrize('problem', [coverage_constraint, balanced_coverage_constraint, lambda p: precision_constraint(p, .7)])
+@pytest.mark.parametrize('where', [None, (0, 90), (99, 3), (64, 63)])
+def test_low_rank_looks_at_all_rows_of_a_large_gain(problem, where):
+    gain = problem(torch.linspace(3, 1, 100).double() / 200).gain(torch.rand(100, generator=torch.Generator().manual_seed(0)) + .1)
+    if where: gain[where] *= 1.01
+    parts = low_rank(gain)
+    assert (parts is None) == bool(where)
+    if parts: assert torch.allclose(torch.outer(*parts).fill_diagonal_(0), gain - gain.diagonal().diag())
+
+@pytest.mark.parametrize('where', [(0, 0), (1, 2), (4, 3)])
+@pytest.mark.parametrize('value', [torch.nan, torch.inf, -torch.inf])
+def test_a_gain_that_is_not_finite_is_refused(where, value):
+    gain = GAINS['dense'].clone()
+    gain[where] = value
+    with pytest.raises(InputError, match='not finite'): CostSensitiveLoss(gain)
+
+def test_is_diagonal_with_zeros_and_signs_that_cancel():
+    assert is_diagonal(torch.diag(torch.tensor([0., 2, -1]))) and not is_diagonal(torch.tensor([[0., 1], [-1, 0]])) and is_diagonal(torch.zeros(2, 3, 3))
+
+@pytest.mark.parametrize('goal,most', [('worst-case recall', 10), ('balanced coverage', 14)])
+def test_a_thousand_classes_take_a_few_square_matrices(goal, most):
+    "A matrix for each constraint would be 1,000 of them"
+    costs = bench.in_new_process(goal, 1000, n=2000, batch=8)
+    assert 2 * 8e6 < costs['memory'] < most * 8e6
+
 def test_sms_dagger_with_all_of_beta_outside_is_the_hybrid():
     (s, y), G = data(), GAINS['coverage']
     alpha, beta = split_gain(G)
