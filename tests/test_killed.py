@@ -1,5 +1,5 @@
 "Killed at random moments, by SIGKILL: nothing is lost but the steps since the checkpoint"
-import json, os, signal, subprocess, sys, time, pytest, torch
+import dataclasses, json, os, signal, subprocess, sys, time, pytest, torch
 from filelock import FileLock
 from ncdo.experiments import Busy, Job, Spec, claim, compute, pack, recipe_spec, run_stack, stack_size
 from ncdo.gains import InputError
@@ -104,3 +104,39 @@ def test_stacks_fill_the_gpus():
     specs = [recipe_spec('paper', 'cifar10-lt', *how, seed) for seed in range(3) for how in (('accuracy', 'cross-entropy'),
         ('average-recall', 'logit-adjusted'), ('worst-case-recall', 're-weighted'), ('worst-case-recall', 'logit-adjusted'))]
     assert [len(s) for s in pack(specs, stack_size(specs, 2))] == [6, 6] and stack_size(specs, 4) < 6
+
+
+HALFWAY = '''
+import os, signal, sys, torch
+from pathlib import Path
+torch.set_num_threads(1)
+from ncdo.training import write_atomically
+path = Path(sys.argv[1])
+write_atomically(path, b'first')
+if sys.argv[2] == 'before the move': os.replace = lambda a, b: os.kill(os.getpid(), signal.SIGKILL)
+else: Path.write_bytes = lambda self, content: (open(self, 'wb', 0).write(content[:3]), os.kill(os.getpid(), signal.SIGKILL))
+write_atomically(path, b'second')
+'''
+
+
+@pytest.mark.parametrize('moment', ['halfway through the file', 'before the move'])
+def test_trap_51_killed_while_a_checkpoint_is_written(tmp_path, moment):
+    path = tmp_path / 'checkpoint'
+    done = subprocess.run([sys.executable, '-c', HALFWAY, str(path), moment])
+    assert done.returncode == -signal.SIGKILL and path.read_bytes() == b'first' and len(list(tmp_path.iterdir())) == 2
+
+
+def test_trap_37_training_never_looks_at_the_test_sample():
+    "Other test images, other test labels: the same weights, multipliers and history"
+    from ncdo.data import load
+    from ncdo.gains import worst_case_recall
+    from ncdo.training import Member, Stack, fit
+    data, results = load('digits-lt'), []
+    for spoiled in (False, True):
+        x, y = data.x.clone(), data.y.clone()
+        if spoiled: x[data.test], y[data.test] = 0, 3
+        other = dataclasses.replace(data, x=x, y=y)
+        results += fit(Stack([Member(other, worst_case_recall(other.priors), 'logit-adjusted')], 'mlp-16', Recipe(steps=30, batch_size=32), 'cpu'))
+    a, b = results
+    assert a.history == b.history and torch.equal(a.reduction.multipliers, b.reduction.multipliers) and not torch.equal(a.test, b.test)
+    for name, weight in a.weights.items(): assert torch.equal(weight, b.weights[name])
