@@ -74,11 +74,10 @@ def check_target(
     elif (bad := (target != ignore_index) & ((target < 0) | (target >= m))).any():
         raise InputError(f'target holds {sorted(set(target[bad].tolist()))[:5]}, outside the classes 0..{m - 1} (ignore_index is {ignore_index})')
 
-# %% ../nbs/01_losses.ipynb #c06b420e
+# %% ../nbs/01_losses.ipynb #530b5586
 def nonnegative_gain(gain): # (..., m, m)
     "Raise rows with negative entries so that their smallest is 0; the Bayes rule is unchanged"
-    low = gain.amin(-1, keepdim=True).clamp(max=0)
-    return gain if gain.is_cpu and not low.any() else gain - low
+    return gain - gain.amin(-1, keepdim=True).clamp(max=0)
 
 def reweighted_loss(
     logits, # (n, m) scores
