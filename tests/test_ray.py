@@ -46,8 +46,8 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on(two_workers, tmp_path):
     checkpoint = Job([first], store).checkpoint
     work = threading.Thread(target=lambda: records.update(compute_with_ray(SPECS, store)))
     work.start()
-    while steps_done(checkpoint) < 1000 or len(list(store.glob('*/record.json'))) < 5: time.sleep(.05)
-    assert read_record(store / first.id) is None
+    while work.is_alive() and (steps_done(checkpoint) < 1000 or len(list(store.glob('*/record.json'))) < 5): time.sleep(.05)
+    assert work.is_alive() and read_record(store / first.id) is None
     victim, = process_of('_run_job')
     os.kill(victim, signal.SIGKILL)
     while work.is_alive():
