@@ -183,10 +183,10 @@ def main():
 
 if __name__ == '__main__' and '__file__' in globals(): main()
 
-# %% ../nbs/20_own_loop.ipynb #13d9c8c6
+# %% ../nbs/20_own_loop.ipynb #648b3a66
 def _run_job(job, device):
     "A task: a stack of runs; should another process hold one of them, wait"
-    while job.missing and not job.run(device, lambda steps: None): time.sleep(1)
+    while not job.run(device, lambda steps: None): time.sleep(1)
 
 def compute_with_ray(
     specs, # Runs wanted

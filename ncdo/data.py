@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ARRAYS', 'IMAGES', 'PART_FOLDERS', 'DATASETS', 'long_tail_counts', 'Data', 'choose', 'read_npz', 'part_folders',
-           'common_size', 'locate', 'load', 'from_dataset', 'toy_distribution']
+           'to_pixels', 'common_size', 'locate', 'load', 'from_dataset', 'toy_distribution']
 
 # %% ../nbs/03_data.ipynb #b89100fb
 import dataclasses, functools, hashlib, math, operator, os, torch, warnings, numpy as np
@@ -182,18 +182,22 @@ def _stamp(file):
     except OSError as e: raise InputError(f'{file} cannot be read ({e.strerror}); mend it or take it out') from None
     return str(file), status.st_mtime_ns, status.st_size
 
-# %% ../nbs/03_data.ipynb #68892fd6
+# %% ../nbs/03_data.ipynb #4ca1ee8d
+def to_pixels(image, size, channels=3): # PIL image; (width, height); 1 for greyscale, 3 for RGB
+    "(channels, height, width) uint8: upright, 8 bits, no transparency, scaled to cover the size and cropped in the middle"
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith('I;16'): image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image = image.convert('RGBA' if 'transparency' in image.info else 'RGB').convert('L' if channels == 1 else 'RGB')
+    if image.size != size: image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(image)).view(size[1], size[0], channels).permute(2, 0, 1)
+
 def _read_image(path, size=None):
     "The (width, height) a file claims, or its pixels at a size, (3, height, width) uint8"
     try:
         with Image.open(path) as image:
             if size is None: return image.size
-            image = ImageOps.exif_transpose(image)
             if image.mode in ('I', 'F'): raise InputError(f'{path} has 32 bits a pixel; save it with 8')
-            if image.mode.startswith('I;16'): image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            image = image.convert('RGBA' if 'transparency' in image.info else 'RGB').convert('RGB')
-            if image.size != size: image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
-            return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+            return to_pixels(image, size)
     except InputError: raise
     except UnidentifiedImageError: raise InputError(f'{path} is not an image that can be read; mend it or take it out') from None
     except Exception as e: raise InputError(f'{path} cannot be read as an image ({e}); mend it or take it out') from None

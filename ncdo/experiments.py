@@ -6,11 +6,11 @@
 __all__ = ['OBJECTIVES', 'MEASURED', 'LOSSES', 'PRESETS', 'UPDATES', 'METHODS', 'TABLE4', 'LABELS', 'STUDIES', 'PROJECT',
            'one_of', 'check_model', 'Spec', 'metrics', 'assessment', 'make_record', 'write_weights', 'read_record',
            'write_record', 'read_scores', 'same_data', 'pack', 'taught_by', 'Busy', 'claim', 'run_stack', 'Job',
-           'jobs_for', 'stack_size', 'Board', 'devices', 'compute', 'post_shift_run', 'post_shift_runs', 'recipe_spec',
-           'own_recipe', 'table_specs', 'hybrid_distilled_specs', 'figure1_specs', 'searched', 'search_specs',
-           'table4_specs', 'shift_table4', 'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table',
-           'save_figure', 'draw_table', 'draw_curves', 'study_notebook', 'notebook_parameters', 'study_parameters',
-           'draw_study', 'draw_studies', 'study_files', 'study_fingerprint']
+           'jobs_for', 'stack_size', 'Board', 'devices', 'compute', 'post_shift_run', 'recipe_spec', 'own_recipe',
+           'table_specs', 'hybrid_distilled_specs', 'figure1_specs', 'searched', 'search_specs', 'table4_specs',
+           'shift_table4', 'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table', 'save_figure',
+           'draw_table', 'draw_curves', 'study_notebook', 'notebook_parameters', 'study_parameters', 'draw_study',
+           'draw_studies', 'study_files', 'study_fingerprint']
 
 # %% ../nbs/07_experiments.ipynb #3ecf5052
 import contextlib, dataclasses, functools, hashlib, importlib.metadata, io, json, math, os, platform, time, zipfile, torch, numpy as np, pandas as pd
@@ -231,7 +231,7 @@ def claim(folder): # A run's folder, made if need be, and removed again if nothi
         lock.release()
         with contextlib.suppress(OSError): folder.rmdir()
 
-# %% ../nbs/07_experiments.ipynb #9a9d280e
+# %% ../nbs/07_experiments.ipynb #41f12c29
 def run_stack(
     specs, # Members of one stack
     folders, # One folder for each
@@ -242,17 +242,18 @@ def run_stack(
     teachers=None, # Folder of each teacher, by id; beside the first folder unless given
     weights=False # Keep the networks, for prediction
 ): # Records
-    "Train runs as one stack and write their records"
+    "Train runs as one stack and write their records; none that is on record by now"
     device, start, threads = pick_device(device), time.time(), torch.get_num_threads()
-    data = [s.data(root) for s in specs]
-    teachers = teachers or {s.teacher: Path(folders[0]).parent / s.teacher for s in specs}
-    labels = [teacher_labels(taught_by(teachers[s.teacher], s, d), s.temperature) if s.teacher else None for s, d in zip(specs, data)]
-    priors = [d.priors if l is None else teacher_priors(l) for d, l in zip(data, labels)]
-    members = [Member(d, s.problem(p, d.priors), s.loss, s.seed, s.step_size, l, s.gamma, s.recipe) for s, d, p, l in zip(specs, data, priors, labels)]
-    if data[0].x[0].numel() < 1000: torch.set_num_threads(1)
-    stack = Stack(members, specs[0].model, specs[0].recipe, device)
     with contextlib.ExitStack() as held:
         for folder in folders: held.enter_context(claim(folder))
+        if all(done := [read_record(folder) for folder in folders]): return done
+        data = [s.data(root) for s in specs]
+        teachers = teachers or {s.teacher: Path(folders[0]).parent / s.teacher for s in specs}
+        labels = [teacher_labels(taught_by(teachers[s.teacher], s, d), s.temperature) if s.teacher else None for s, d in zip(specs, data)]
+        priors = [d.priors if l is None else teacher_priors(l) for d, l in zip(data, labels)]
+        members = [Member(d, s.problem(p, d.priors), s.loss, s.seed, s.step_size, l, s.gamma, s.recipe) for s, d, p, l in zip(specs, data, priors, labels)]
+        if data[0].x[0].numel() < 1000: torch.set_num_threads(1)
+        stack = Stack(members, specs[0].model, specs[0].recipe, device)
         results = fit(stack, progress, checkpoint, name=' '.join(f'{s.id} on images {d.split_hash}' for s, d in zip(specs, data)))
         torch.set_num_threads(threads)
         records = [make_record(s, d, r, (time.time() - start) / len(specs), device) for s, d, r in zip(specs, data, results)]
@@ -260,7 +261,7 @@ def run_stack(
     if checkpoint: Path(checkpoint).unlink(missing_ok=True)
     return records
 
-# %% ../nbs/07_experiments.ipynb #67959794
+# %% ../nbs/07_experiments.ipynb #b0da855b
 @dataclasses.dataclass
 class Job:
     "A stack to be trained"
@@ -281,13 +282,10 @@ class Job:
         return not any(s.teacher in others and read_record(self.store / s.teacher) is None for s in self.specs)
 
     def run(self, device, progress):
-        "Train it; False if another process is doing so"
+        "Train what is missing of it; False if another process is doing so"
+        if not self.missing: return True
         folders = [self.store / s.id for s in self.specs]
-        try:
-            for folder in folders:
-                if folder.exists():
-                    with claim(folder): pass
-            run_stack(self.specs, folders, self.root, device, progress, self.checkpoint)
+        try: run_stack(self.specs, folders, self.root, device, progress, self.checkpoint)
         except Busy: return False
         return True
 
@@ -340,7 +338,7 @@ class Board:
         if live: self.live.update(table)
         else: self.console.print(table)
 
-# %% ../nbs/07_experiments.ipynb #28a8be39
+# %% ../nbs/07_experiments.ipynb #6232f924
 def devices(device=None, workers=None): # 'cpu', 'cuda', 'cuda:1' or the best there is; processes, on a CPU one for each core unless given
     "Where stacks can train side by side"
     device = pick_device(device)
@@ -376,11 +374,11 @@ def _compute_here(jobs, slots, board, todo):
         def progress(n):
             steps[i] += n
             board.show(steps)
-        if jobs[i].missing and not jobs[i].run(slots[0], progress):
+        if not jobs[i].run(slots[0], progress):
             waiting.append(i)
             time.sleep(1)
 
-# %% ../nbs/07_experiments.ipynb #a2d6bb93
+# %% ../nbs/07_experiments.ipynb #75060ab9
 def _start_worker(steps, device):
     "In a worker: one thread, its GPU, and where to report progress"
     global _steps
@@ -390,7 +388,7 @@ def _start_worker(steps, device):
 
 def _work(i, job, device):
     def progress(n): _steps[i] += n
-    return not job.missing or job.run(device, progress)
+    return job.run(device, progress)
 
 def _compute_in_processes(jobs, slots, board, todo):
     "A process for each slot, which takes the longest stack that is ready"
@@ -442,22 +440,6 @@ def post_shift_run(
     result |= {k: assessment(z[f'y_{k}'], torch.as_tensor(post.predict(p[k].numpy())), problem, groups) for k in p}
     write_atomically(path, json.dumps(result, indent=1))
     return dict(result, path=str(path))
-
-# %% ../nbs/07_experiments.ipynb #d871a3be
-def post_shift_runs(
-    cells, # {('digits-lt per class', method): specs}, see `table4_specs`
-    goals, # Pairs of a data set and 'class' or 'head-tail'
-    store, # Folder of the run folders
-    iterations, # Of Algorithm 3
-    workers=None # Processes; one for each core unless given
-): # {the same: results}
-    "Post-shift every run of Table 4 for the worst class or group"
-    groups = {f'{d} {TABLE4[g]}': g for d, g in goals}
-    work = [(f'{store}/{s.id}', groups[dataset]) for (dataset, _), specs in cells.items() for s in specs]
-    with ProcessPoolExecutor(min(len(work), workers or os.cpu_count()), torch.multiprocessing.get_context('spawn'), torch.set_num_threads, (1,)) as pool:
-        waiting = [pool.submit(post_shift_run, folder, groups=g, iterations=iterations) for folder, g in work]
-    done = iter([w.result() for w in waiting])
-    return {key: [next(done) for _ in specs] for key, specs in cells.items()}
 
 # %% ../nbs/07_experiments.ipynb #952db8eb
 _QUICK = dict(model='resnet8-w8', recipe=Recipe(steps=400, update_every=10), step_size=.33, coverage_step_size=.3)
@@ -568,7 +550,7 @@ def search_specs(
     return plain, {(loss, w): recipe_spec(preset, dataset, 'balanced-coverage', loss, seed, recipe=shorter, model=model, step_size=float(w))
         for loss in ('re-weighted', 'hybrid-b') for w in step_sizes}
 
-# %% ../nbs/07_experiments.ipynb #927dfdb8
+# %% ../nbs/07_experiments.ipynb #5b882e89
 TABLE4 = {'class': 'per class', 'head-tail': 'head-tail'}
 
 def table4_specs(
@@ -581,10 +563,13 @@ def table4_specs(
     return {(f'{d} {TABLE4[g]}', method): train(d, g, *how) for d, g in goals for method, how in
         (('ERM', ('accuracy', 'cross-entropy')), ('CSL [Logit-adjusted]', ('worst-case-recall', 'logit-adjusted')))}
 
-def shift_table4(parameters, store, workers=None): # Of study table4; folder of the run folders; processes
-    "Post-shift all runs of Table 4"
+def shift_table4(parameters, store, workers=None): # Of study table4; folder of the run folders; processes, one for each core unless given
+    "Post-shift all runs of Table 4 side by side; the study finds the results"
     cells = table4_specs(parameters['preset'], parameters['goals'], parameters['seeds'])
-    return post_shift_runs(cells, parameters['goals'], store, parameters['iterations'], workers)
+    groups = {f'{d} {TABLE4[g]}': g for d, g in parameters['goals']}
+    work = [(Path(store) / s.id, groups[name]) for (name, _), specs in cells.items() for s in specs]
+    with ProcessPoolExecutor(min(len(work), workers or os.cpu_count()), torch.multiprocessing.get_context('spawn'), torch.set_num_threads, (1,)) as pool:
+        for done in [pool.submit(post_shift_run, folder, groups=g, iterations=parameters['iterations']) for folder, g in work]: done.result()
 
 def study_specs(
     study, # Name
