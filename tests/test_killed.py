@@ -1,7 +1,7 @@
 "Killed at random moments, by SIGKILL: nothing is lost but the steps since the checkpoint"
 import dataclasses, json, os, signal, subprocess, sys, time, pytest, torch
 from filelock import FileLock
-from ncdo.experiments import Busy, Job, Spec, claim, compute, pack, recipe_spec, run_stack, stack_size
+from ncdo.experiments import Busy, Job, Spec, claim, compute, packing, recipe_spec, run_stack
 from ncdo.gains import InputError
 from ncdo.training import Recipe
 
@@ -103,7 +103,7 @@ def test_trap_52_the_last_good_checkpoint_stays(tmp_path):
 def test_stacks_fill_the_gpus():
     specs = [recipe_spec('paper', 'cifar10-lt', *how, seed) for seed in range(3) for how in (('accuracy', 'cross-entropy'),
         ('average-recall', 'logit-adjusted'), ('worst-case-recall', 're-weighted'), ('worst-case-recall', 'logit-adjusted'))]
-    assert [len(s) for s in pack(specs, stack_size(specs, 2))] == [6, 6] and stack_size(specs, 4) < 6
+    assert [len(s) for s in packing(specs, 2)] == [6, 6] and [len(s) for s in packing(specs, 4)] == [3] * 4 and [len(s) for s in packing(specs, 1)] == [12]
 
 
 HALFWAY = '''
