@@ -220,13 +220,13 @@ def common_size(
     warnings.warn(f'images of {len(set(sizes))} sizes, the largest {" x ".join(map(str, max(sizes)))}, become {side} x {side}; give image_size to choose')
     return side, side
 
-# %% ../nbs/03_data.ipynb #c4623275
+# %% ../nbs/03_data.ipynb #ff592ad7
 @functools.lru_cache(2)
 def _folder_pool(files, image_size):
     "Images of all files, (N, 3, height, width) uint8; remembered while the files stay as they are"
     paths = [f for f, _, _ in files]
     with ThreadPoolExecutor() as pool:
-        width, height = size = common_size(list(pool.map(_read_image, paths)), image_size)
+        width, height = size = common_size([] if image_size else list(pool.map(_read_image, paths)), image_size)
         try: x = torch.empty(len(paths), 3, height, width, dtype=torch.uint8)
         except RuntimeError: raise InputError(f'{len(paths)} images of {width} x {height} do not fit into memory; give a smaller image_size') from None
         def put(i): x[i] = _read_image(paths[i], size)
