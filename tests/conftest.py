@@ -23,3 +23,11 @@ def data_root():
     root = os.environ.get('NCDO_DATA')
     if not root or not os.path.exists(os.path.join(root, 'cifar10.npz')): pytest.skip('needs real images: set NCDO_DATA to a folder with cifar10.npz')
     return root
+
+
+@pytest.fixture(scope='session')
+def tiny_root():
+    "Folder with tiny-imagenet-200, or skip"
+    root = os.environ.get('NCDO_DATA')
+    if not root or not os.path.isdir(os.path.join(root, 'tiny-imagenet-200')): pytest.skip('needs real images: set NCDO_DATA to a folder with tiny-imagenet-200')
+    return root
