@@ -630,14 +630,15 @@ def tidy_table(
     table = table.sort_values(['dataset', 'method', 'metric'], key=rank)
     return table.assign(n=table.n.fillna(0).astype(int)).reset_index(drop=True)
 
-# %% ../nbs/07_experiments.ipynb #147287c2
+# %% ../nbs/07_experiments.ipynb #3f8ef64f
 LABELS = dict(avg_recall='average recall', min_recall='worst recall', min_head_tail_recall='min head–tail recall', min_coverage='smallest coverage',
     min_head_tail_coverage='min head–tail coverage', train_accuracy='training accuracy')
 LABELS |= {f'validation_{k}': f'{v} (validation)' for k, v in LABELS.items()}
 
 def wide_table(table): # A tidy table
     "One row for each method; ours as mean ± standard error, the paper's in columns of their own, with how many standard errors ours lies above"
-    def text(row): return f'{row["mean"]:.3f}' + ('' if np.isnan(row.se) else f' ± {row.se:.3f}')
+    def digits(row): return 4 if 'coverage' in row.metric else 3
+    def text(row): return f'{row["mean"]:.{digits(row)}f}' + ('' if np.isnan(row.se) else f' ± {row.se:.{digits(row)}f}')
     label = table.dataset + ': ' + table.metric.map(LABELS)
     ours = table[table.n > 0].assign(value=lambda t: t.apply(text, axis=1), column='ours, ' + label)
     def their_text(row): return f'{row.paper:.3f}' + (f' ({(row["mean"] - row.paper) / row.se:+.1f} s.e.)' if row.se > 0 else '')
@@ -663,11 +664,11 @@ def save_figure(figure, out, name): # Matplotlib figure; folder; file name witho
     figure.savefig(Path(out) / f'{name}.png', dpi=200, metadata=dict(Software=None))
     figure.savefig(Path(out) / f'{name}.pdf', metadata=dict(CreationDate=None))
 
-# %% ../nbs/07_experiments.ipynb #8740c890
+# %% ../nbs/07_experiments.ipynb #39c9c601
 def draw_table(
     table, # Tidy table
     measures, # {dataset: metrics}, as for `tidy_table`
-    target=None # Value to mark in the panels of the second metric
+    targets=None # {dataset: value to mark in its panel of the second metric}
 ): # Matplotlib figure
     "A panel for each data set and metric: ours as dots with standard errors, the paper's as bars"
     import matplotlib.pyplot as plt, seaborn as sns
@@ -679,15 +680,16 @@ def draw_table(
         y = np.arange(len(methods))[::-1]
         for row, (dataset, names) in zip(axs, measures.items()):
             theirs = dataset if table[table.dataset == dataset].paper.notna().any() else dataset.replace('digits-lt', 'cifar10-lt')
+            row[0].set_title(dataset, loc='left')
             for ax, name in zip(row, names):
                 pick = lambda d: table[(table.dataset == d) & (table.metric == name)].set_index('method').reindex(methods)
-                ax.errorbar(pick(dataset)['mean'], y, xerr=pick(dataset).se, fmt='o', color=colours[0], capsize=3, label=f'ours, {dataset}')
+                ax.errorbar(pick(dataset)['mean'], y, xerr=pick(dataset).se, fmt='o', color=colours[0], capsize=3, label='ours')
                 unseen = pick(dataset).index.map(table[(table.dataset == dataset) & (table.metric == f'validation_{name}')].set_index('method')['mean'])
-                if name != names[0]: ax.plot(unseen, y, 'o', mfc='none', color=colours[0], label=f'ours, {dataset}, validation')
-                ax.plot(pick(theirs).paper, y, '|', color=colours[1], ms=15, mew=2.5, label=f'paper, {theirs}')
+                if name != names[0]: ax.plot(unseen, y, 'o', mfc='none', color=colours[0], label='ours, validation data')
+                ax.plot(pick(theirs).paper, y, '|', color=colours[1], ms=15, mew=2.5, label='paper' if theirs == dataset else f'paper, {theirs}')
                 ax.set(xlabel=f'{LABELS[name]} (test data)', ylim=(-.6, len(methods) - .4), yticks=y, yticklabels=methods)
                 ax.margins(x=.08)
-            if target: row[1].axvline(target, color='.3', ls=':', label=f'target {target:g}')
+            if targets: row[1].axvline(targets[dataset], color='.3', ls=':', label='target')
         handles = {l: h for ax in axs[:, 1] for h, l in zip(*ax.get_legend_handles_labels())}
         fig.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=len(handles), frameon=False)
     return fig
