@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['GOALS', 'GROWTH', 'SIZES', 'PASSES', 'interleaved_times', 'interleaved_medians', 'loss_candidates', 'step',
            'time_losses', 'time_update', 'post_shift_call', 'time_post_shift', 'plot_growth', 'report_losses',
-           'report_post_shift', 'random_stack', 'activation_bytes', 'copy_bandwidth', 'time_repeated', 'time_training',
+           'report_post_shift', 'random_stack', 'forward_costs', 'limits', 'time_repeated', 'time_training',
            'report_training', 'most_memory', 'class_costs', 'in_new_process', 'report_classes', 'main']
 
-# %% ../nbs/09_bench.ipynb #b1fa3763
+# %% ../nbs/09_bench.ipynb #ba3416fa
 import argparse, json, random, statistics, subprocess, sys, time, torch
 from functools import partial
 from pathlib import Path
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from .gains import balanced_coverage_constraint, confusion_matrix, coverage_constraint, precision_constraint, worst_case_recall
 from .data import Data
 from .losses import CostSensitiveLoss
@@ -157,7 +158,7 @@ def report_post_shift(
             print(f'{goal:18} {what:8}', '   '.join(f'{size}: {1000 * t:.0f} ms, {t / first:.2f}' for size, t in times.items()))
     if plot: plot_growth(timed).savefig(plot)
 
-# %% ../nbs/09_bench.ipynb #066ffe3e
+# %% ../nbs/09_bench.ipynb #cf86354d
 PASSES = 14 # Reads and writes of each activation in a training step
 
 def random_stack(
@@ -166,32 +167,36 @@ def random_stack(
     goal=worst_case_recall, # Of each member: a function of the priors
     loss='logit-adjusted',
     num_classes=10, # m
+    side=32, # Of an image, in pixels
+    update_every=32, # Steps
     **options # Of `Stack`: device, fast, ...
 ): # `Stack`
-    "A stack on random images of CIFAR's size, 12,400 for training and 5,000 for validation"
+    "A stack on random images, as many as in CIFAR-10-LT: 12,400 for training and 5,000 for validation"
     g, n = torch.Generator().manual_seed(0), 22400
-    x, y = torch.randint(0, 256, (n, 3, 32, 32), generator=g, dtype=torch.uint8), torch.arange(n) % num_classes
+    x, y = torch.randint(0, 256, (n, 3, side, side), generator=g, dtype=torch.uint8), torch.arange(n) % num_classes
     data = Data('random', x, y, tuple(map(str, range(num_classes))), *torch.arange(n).split([12400, 5000, 5000]))
-    recipe = Recipe(steps=4000, batch_size=128, learning_rate=1e-3, augment=True, update_every=32)
+    recipe = Recipe(steps=4000, batch_size=128, learning_rate=1e-3, augment=True, update_every=update_every)
     return Stack([Member(data, goal(data.priors), loss, seed) for seed in range(size)], model, recipe, **options)
 
-def activation_bytes(
+def forward_costs(
     model, # Name, see `build`
-    batch_size=128, size=2 # Images; bytes of a number
-): # Bytes of the outputs of all convolutions for one batch
-    "What one pass over every activation of a network moves"
-    net, seen = build(model, (3, 32, 32), 10, [0]), []
+    side=32 # Of an image, in pixels
+): # Numbers that all convolutions put out, and floating-point operations, for one image
+    "What one image takes on its way through a network"
+    net, seen = build(model, (3, side, side), 10, [0]), []
     for part in net.modules():
         if isinstance(part, nn.Conv2d): part.register_forward_hook(lambda m, i, o: seen.append(o.numel()))
-    with torch.no_grad(): net(torch.zeros(1, 1, 3, 32, 32))
-    return sum(seen) * batch_size * size
+    with torch.no_grad(), FlopCounterMode(display=False) as counter: net(torch.zeros(1, 1, 3, side, side))
+    return sum(seen), counter.get_total_flops()
 
-# %% ../nbs/09_bench.ipynb #86816d15
-def copy_bandwidth(device, size=2 ** 30): # Bytes copied
-    "Bytes a second, read and written, of a plain copy"
+# %% ../nbs/09_bench.ipynb #5feddd22
+def limits(device): # A GPU or CPU
+    "Bytes a second of a plain copy, read and written, and operations a second of a plain matrix product, on a GPU in bfloat16"
+    fast = torch.device(device).type == 'cuda'
+    size, n, dtype = (2 ** 30, 8192, torch.bfloat16) if fast else (2 ** 27, 1024, torch.float32)
     a = torch.empty(size, dtype=torch.uint8, device=device)
-    b = torch.empty_like(a)
-    return 2 * size / time_repeated(lambda: b.copy_(a), device, 20)
+    b, c = torch.empty_like(a), torch.randn(n, n, device=device).to(dtype)
+    return 2 * size / time_repeated(lambda: b.copy_(a), device, 20), 2 * n ** 3 / time_repeated(lambda: c @ c, device, 20)
 
 def time_repeated(function, device, times): # Function without arguments; its device; how often
     "Seconds of a call, waiting for the device before and after"
@@ -212,25 +217,30 @@ def time_training(
     step = time_repeated(lambda: stack._run(stack._train), device, steps)
     return step, time_repeated(stack.update, device, updates)
 
-# %% ../nbs/09_bench.ipynb #fcf51de3
+# %% ../nbs/09_bench.ipynb #f16c5a77
 def report_training(
     model='resnet56', # Name, see `build`
     stacks=(4, 8, 12), # Sizes of stacks
     device=None, # The best there is unless given
+    side=32, num_classes=10, update_every=32, # Of an image, in pixels; classes; steps
     **counts # See `time_training`
 ):
     "Print the time of a training step of one model: eager, recorded, stacked"
     device = pick_device(device)
     rows = [('eager', 1, dict(fast=False))] + ([('recorded', 1, {}), *[('stacked', k, {}) for k in stacks]] if device.type == 'cuda' else [('stacked', k, {}) for k in stacks])
-    bandwidth = copy_bandwidth(device, 2 ** 30 if device.type == 'cuda' else 2 ** 27)
-    bound = PASSES * activation_bytes(model, size=2 if device.type == 'cuda' else 4) / bandwidth
+    (bandwidth, peak), (numbers, operations) = limits(device), forward_costs(model, side)
+    moving, computing = PASSES * 128 * numbers * (2 if device.type == 'cuda' else 4) / bandwidth, 3 * 128 * operations / peak
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, {torch.get_num_threads()} threads'
-    print(f'{name}: {bandwidth / 1e9:.0f} GB/s; {model}, batch 128, times of one model in ms; bound {1000 * bound:.2f}')
-    print(f'{"":10} {"models":>6} {"step":>7} {"update":>7} {"whole":>7} {"images/s":>9} {"of bound":>9} {"loop costs":>10}')
+    print(f'{name}: {bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.1f} TFLOP/s; {model}, images of {side} pixels, batch 128, an update every {update_every} steps')
+    print(f'times of one model in ms; a step at that bandwidth {1000 * moving:.2f}, at that speed of arithmetic {1000 * computing:.2f}')
+    print(f'{"":10} {"models":>6} {"step":>7} {"update":>7} {"whole":>7} {"images/s":>9} {"bandwidth":>9} {"arithmetic":>10} {"loop costs":>10}')
     for what, k, options in rows:
-        step, update = [1000 * s / k for s in time_training(random_stack(k, model, device=device, **options), **counts)]
-        whole = step + update / 32
-        print(f'{what:10} {k:6} {step:7.2f} {update:7.1f} {whole:7.2f} {128000 / whole:9.0f} {1000 * bound / whole:9.0%} {update / 32 / step:10.0%}', flush=True)
+        stack = random_stack(k, model, num_classes=num_classes, side=side, update_every=update_every, device=device, **options)
+        step, update = [1000 * s / k for s in time_training(stack, **counts)]
+        whole, loop = step + update / update_every, update / update_every / step
+        used = f'{1000 * moving / whole:9.0%} {1000 * computing / step:10.0%}'
+        print(f'{what:10} {k:6} {step:7.2f} {update:7.1f} {whole:7.2f} {128000 / whole:9.0f} {used} {loop:10.0%}', flush=True)
+        del stack
 
 # %% ../nbs/09_bench.ipynb #d94fe098
 def most_memory():
@@ -270,7 +280,7 @@ def report_classes(classes=(1000, 10_000)): # Numbers of classes
             print(f'{goal:18} {m:6} classes: update {1000 * costs["update"]:8.1f} ms, loss forward and backward {1000 * costs["step"]:6.1f} ms, '
                 f'memory {costs["memory"] / 2 ** 20:6.0f} MiB = {costs["memory"] / (8 * m ** 2):.1f} m × m matrices', flush=True)
 
-# %% ../nbs/09_bench.ipynb #2d4814d9
+# %% ../nbs/09_bench.ipynb #ea64f5e3
 def main(arguments=None):
     "python -m ncdo.bench losses | postshift | training | classes"
     parser = argparse.ArgumentParser(prog='python -m ncdo.bench', description=__doc__)
@@ -279,12 +289,13 @@ def main(arguments=None):
     commands.add_parser('postshift', help='Algorithm 3').add_argument('--plot', help='file for the figure')
     training = commands.add_parser('training', help='a training step: eager, recorded, stacked')
     training.add_argument('--model', default='resnet56')
-    training.add_argument('--stacks', type=int, nargs='+', default=[4, 8, 12])
+    training.add_argument('--stacks', type=int, nargs='*', default=[4, 8, 12])
+    for option, value in dict(side=32, classes=10, update_every=32).items(): training.add_argument('--' + option.replace('_', '-'), type=int, default=value)
     commands.add_parser('classes', help='time and memory of 1,000 and 10,000 classes')
     given = parser.parse_args(arguments)
     if given.what == 'losses': report_losses()
     if given.what == 'postshift': report_post_shift(given.plot)
     if given.what == 'classes': report_classes()
-    if given.what == 'training': report_training(given.model, given.stacks)
+    if given.what == 'training': report_training(given.model, given.stacks, None, given.side, given.classes, given.update_every)
 
 if __name__ == '__main__' and '__file__' in globals(): main()

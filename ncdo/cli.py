@@ -55,7 +55,7 @@ def whole_or_nothing(out): # A run's folder
         if out.is_dir() and not any(out.iterdir()): out.rmdir()
         raise InputError(f'{out} cannot be written to ({e.strerror}); make room there, or choose another --out') from None
 
-# %% ../nbs/08_cli.ipynb #64c595e5
+# %% ../nbs/08_cli.ipynb #82aa60e8
 @app.command()
 # chkstyle: ignore-node
 def train(
@@ -66,7 +66,7 @@ def train(
     data: str = typer.Option(None, help='data root, for CIFAR and TinyImageNet; or set NCDO_DATA'),
     seed: int = typer.Option(0, help='of initialisation and order'),
     preset: str = typer.Option(None, help=f"one of {', '.join(PRESETS)}; the first that knows the data set unless given"),
-    model: str = typer.Option(None, help='resnet20, resnet56, resnet8-w8, mlp-128, ...; a torchvision classifier such as resnet18; or package.module:factory'),
+    model: str = typer.Option(None, help='resnet20, resnet56, resnet8-w8, mlp-128, ...; resnet18@224 to enlarge images; a torchvision classifier; or package.module:factory'),
     image_size: int = typer.Option(None, help="side in pixels to which a folder's images are brought"),
     split_seed: int = typer.Option(None, help='of which images go where'),
     step_size: float = typer.Option(None, help='omega, of the multipliers'),
@@ -138,12 +138,12 @@ def postshift(
         else: print(f"{name:>22}: objective {r['cross_fitted']['objective']:.3f}" + (f", largest violation {max(r['cross_fitted']['violations']):+.4f}" if r['before']['test']['worst_violation'] is not None else ''))
     print(f"result: {r['path']}")
 
-# %% ../nbs/08_cli.ipynb #acef9ef5
+# %% ../nbs/08_cli.ipynb #da7a1bdb
 @app.command()
 # chkstyle: ignore-node
 def paper(
     studies: list[str] = typer.Argument(None, help=f"studies: {', '.join(STUDIES)}; all unless given"),
-    preset: str = typer.Option('quick', help='quick (digits, a laptop), paper (CIFAR, GPUs) or smoke'),
+    preset: str = typer.Option('quick', help='quick (digits, a laptop), paper (CIFAR, TinyImageNet, GPUs), paper-64px (TinyImageNet, small) or smoke'),
     out: Path = typer.Option(None, help='folder for figures, tables, notebooks and runs; paper_figures/PRESET unless given'),
     data: str = typer.Option(None, help='data root, for CIFAR and TinyImageNet; or set NCDO_DATA'),
     seeds: int = typer.Option(None, help='runs of each method, instead of the preset\'s'),

@@ -458,7 +458,7 @@ def post_shift_run(
     write_atomically(path, json.dumps(result, indent=1))
     return dict(result, path=str(path))
 
-# %% ../nbs/07_experiments.ipynb #952db8eb
+# %% ../nbs/07_experiments.ipynb #fcb3bf89
 _QUICK = dict(model='resnet8-w8', recipe=Recipe(steps=400, update_every=10), step_size=.33, coverage_step_size=.3)
 _SMOKE = dict(model='mlp-16', recipe=Recipe(steps=20, batch_size=32, update_every=5), step_size=.33, coverage_step_size=.3)
 
@@ -467,14 +467,20 @@ def _cifar_recipe(images, **changes):
     return dict(dict(model='resnet56-pad', step_size=.1, coverage_step_size=.3, recipe=Recipe(steps=256 * images // 128, batch_size=128, learning_rate=.4,
         weight_decay=2e-4, warmup=15 / 256, milestones=(96 / 256, 192 / 256, 224 / 256), augment=True, update_every=32)), **changes)
 
+def _tiny_recipe(model):
+    "200 epochs of ResNet-18 at batch 128, rate 0.1 cut at epochs 75 and 135"
+    return dict(model=model, step_size=1., coverage_step_size=1., groups='head-tail', recipe=Recipe(steps=200 * 21748 // 128, batch_size=128, learning_rate=.1,
+        weight_decay=1e-3, warmup=10 / 200, milestones=(75 / 200, 135 / 200), augment=True, update_every=100))
+
 PRESETS = { # chkstyle: ignore-node
     'smoke': {'digits-lt': _SMOKE, 'digits-balanced': _SMOKE},
     'quick': {'digits-lt': _QUICK, 'digits-balanced': _QUICK},
     'paper': {'cifar10-lt': _cifar_recipe(12406), 'cifar10-balanced': _cifar_recipe(10000),
-        'cifar100-lt': _cifar_recipe(10847, step_size=.5, coverage_step_size=.5, groups='head-tail')}}
+        'cifar100-lt': _cifar_recipe(10847, step_size=.5, coverage_step_size=.5, groups='head-tail'), 'tiny-imagenet-lt': _tiny_recipe('resnet18@224')},
+    'paper-64px': {'tiny-imagenet-lt': _tiny_recipe('resnet18')}}
 
 def recipe_spec(
-    preset, # 'quick', 'paper' or 'smoke'
+    preset, # 'quick', 'paper', 'paper-64px' or 'smoke'
     dataset, # A data set of that preset
     objective='accuracy', loss='cross-entropy', seed=0,
     own=None, # `Data` of your own, whose recipe does not come from a preset

@@ -190,14 +190,14 @@ def test_the_kept_network_says_what_the_run_said(kept, name):
     assert torch.allclose(scores, read_scores(kept / name)['test'], atol=1e-4)
 
 
-@pytest.fixture(scope='module')
-def photos(tmp_path_factory):
+@pytest.fixture(scope='module', params=['resnet8-w8', 'resnet8-w8@16'])
+def photos(request, tmp_path_factory):
     "A run on colour images of 12 x 10 pixels, member of a stack, and its test images as files"
     root, g = tmp_path_factory.mktemp('photos'), torch.Generator().manual_seed(0)
     y = torch.arange(180) % 3
     x = (torch.randint(0, 120, (180, 3, 12, 10), generator=g) + 60 * torch.nn.functional.one_hot(y, 3)[:, :, None, None]).byte()
     data = Data('photos', x, y, ('red', 'green, mostly', 'blue'), torch.arange(60), torch.arange(60, 120), torch.arange(120, 180))
-    spec = Spec(model='resnet8-w8', objective='worst-case-recall', loss='logit-adjusted', tail=.34, recipe=Recipe(steps=20, batch_size=16, augment=True))
+    spec = Spec(model=request.param, objective='worst-case-recall', loss='logit-adjusted', tail=.34, recipe=Recipe(steps=20, batch_size=16, augment=True))
     members = [Member(data, worst_case_recall(data.priors), spec.loss, seed) for seed in (1, 0)]
     result = fit(Stack(members, spec.model, spec.recipe, 'cpu'))[1]
     write_record(root / 'run', make_record(spec, data, result, 0, torch.device('cpu')), data, result, weights=True)

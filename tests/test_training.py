@@ -79,17 +79,59 @@ def test_chance_does_not_depend_on_the_length_of_the_epoch_before():
     assert torch.equal(a, b[:10])
 
 
-def test_crops_against_a_loop():
+@pytest.mark.parametrize('border', [4, 2])
+def test_crops_against_a_loop(border):
     torch.manual_seed(0)
     pool = torch.randint(0, 255, (6, 3, 12, 12), dtype=torch.uint8)
-    padded, index = F.pad(pool, [4] * 4), torch.randint(6, (2, 5))
-    chance = torch.cat([torch.randint(0, 9, (2, 5, 2)), torch.randint(0, 2, (2, 5, 1))], -1).byte()
-    crops = crop_and_flip(padded, index, chance)
+    padded, index = F.pad(pool, [border] * 4), torch.randint(6, (2, 5))
+    chance = torch.cat([torch.randint(0, 2 * border + 1, (2, 5, 2)), torch.randint(0, 2, (2, 5, 1))], -1).byte()
+    crops = crop_and_flip(padded, index, chance, border)
     for i in range(2):
         for j in range(5):
             dy, dx, flip = chance[i, j].tolist()
             one = padded[index[i, j], :, dy:dy + 12, dx:dx + 12]
             assert torch.equal(crops[i, j], one.flip(-1) if flip else one)
+
+
+def test_the_border_is_an_eighth_of_the_side():
+    recipe = Recipe(steps=500, batch_size=16, augment=True)
+    stack = Stack(members()[:1], 'mlp-8', recipe, 'cpu')
+    assert stack.border == 1 and stack.x.shape[-2:] == (10, 10) and set(stack.chance[..., :2].unique().tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize('depth', [18, 34])
+def test_networks_for_imagenet_against_torchvision(depth):
+    import torchvision
+    theirs = getattr(torchvision.models, f'resnet{depth}')(num_classes=5).train()
+    ours = build(f'resnet{depth}', (3, 64, 64), 5, [0, 1]).train()
+    weights = [v if v.ndim != 2 else v[None] for v in theirs.state_dict().values()]
+    ours.load_state_dict({k: torch.cat([w] * 2).view_as(v) if v.ndim else w for (k, v), w in zip(ours.state_dict().items(), weights, strict=True)})
+    x = torch.randn(2, 6, 3, 64, 64)
+    with torch.no_grad(): expected = torch.stack([theirs(part) for part in x])
+    assert torch.allclose(ours(x), expected, atol=1e-4)
+
+
+def test_enlarged_images():
+    "The network sees what torchvision's transform makes of the images"
+    from torchvision.transforms.v2.functional import resize
+    x, alone = torch.rand(2, 3, 3, 16, 16), build('resnet18', (3, 40, 40), 4, [0, 1]).eval()
+    bigger = torch.stack([resize(part, [40, 40], antialias=False) for part in x])
+    assert torch.allclose(build('resnet18@40', (3, 16, 16), 4, [0, 1]).eval()(x), alone(bigger), atol=1e-5)
+    assert torch.equal(build('mlp-8@4', (1, 8, 8), 3, [5]).net.head.weight, build('mlp-8', (1, 4, 4), 3, [5]).head.weight)
+
+
+@pytest.mark.parametrize('name', ['resnet18@', 'resnet18@0', 'resnet18@big', 'mlp-8@-4'])
+def test_a_size_that_is_none(name):
+    with pytest.raises(InputError, match='is not a size in pixels'): build(name, (3, 16, 16), 4, [0])
+
+
+@pytest.mark.parametrize('model,K,n,chunk', [('mlp-8', 24, 5000, 2500), ('mlp-8', 12, 5000, 5000), ('mlp-8', 1, 480, 480), ('resnet18@224', 1, 5000, 1000), ('mlp-8', 1000, 10, 10)])
+def test_pieces_in_which_a_gpu_measures(model, K, n, chunk):
+    "All pieces alike, none larger than fits; sizes of CIFAR and TinyImageNet"
+    from types import SimpleNamespace as Some
+    side = int(model.partition('@')[2] or 0)
+    stack = Some(net=Some(side=side), border=4, x=torch.zeros(1, 3, 40, 40), members=[0] * K, parts=dict(validation=torch.zeros(K, n)))
+    assert Stack._chunk(stack) == chunk and -(-n // chunk) * chunk - n < chunk
 
 
 def test_augmented_stack_trains_and_measures_unaugmented():
