@@ -7,10 +7,10 @@ __all__ = ['OBJECTIVES', 'MEASURED', 'LOSSES', 'LARGEST', 'PRESETS', 'UPDATES', 
            'PROJECT', 'one_of', 'check_model', 'Spec', 'metrics', 'assessment', 'make_record', 'write_weights',
            'read_record', 'write_record', 'read_scores', 'same_data', 'pack', 'taught_by', 'Busy', 'claim', 'run_stack',
            'Job', 'interrupted', 'jobs_for', 'packing', 'Board', 'devices', 'compute', 'post_shift_run', 'recipe_spec',
-           'own_recipe', 'table_specs', 'hybrid_distilled_specs', 'figure1_specs', 'searched', 'search_specs',
-           'table4_specs', 'shift_table4', 'study_specs', 'mean_se', 'tidy_table', 'wide_table', 'save_table',
-           'save_figure', 'draw_table', 'draw_curves', 'study_notebook', 'notebook_parameters', 'study_parameters',
-           'draw_study', 'draw_studies', 'study_files', 'study_fingerprint']
+           'own_recipe', 'table_specs', 'hybrid_distilled_specs', 'seeds_of', 'figure1_specs', 'searched',
+           'search_specs', 'table4_specs', 'shift_table4', 'study_specs', 'mean_se', 'mean_text', 'tidy_table',
+           'wide_table', 'save_table', 'save_figure', 'draw_table', 'draw_curves', 'study_notebook',
+           'notebook_parameters', 'study_parameters', 'draw_study', 'draw_studies', 'study_files', 'study_fingerprint']
 
 # %% ../nbs/07_experiments.ipynb #9b0052f2
 import contextlib, dataclasses, functools, hashlib, importlib.metadata, io, json, math, os, platform, re, time, zipfile, torch, numpy as np, pandas as pd
@@ -508,7 +508,7 @@ def own_recipe(data): # `Data`
     recipe = Recipe(steps=steps, batch_size=batch, augment=side >= 32, update_every=-(-steps // UPDATES))
     return dict(model=model, recipe=recipe, step_size=.25, coverage_step_size=.25)
 
-# %% ../nbs/07_experiments.ipynb #5d2abec7
+# %% ../nbs/07_experiments.ipynb #55daefae
 _BASE = {'ERM': ('accuracy', 'cross-entropy'), 'LA with class priors': ('average-recall', 'logit-adjusted')}
 METHODS = { # chkstyle: ignore-node
     'table2': _BASE | {'CSL [Re-weighted]': ('worst-case-recall', 're-weighted'), 'CSL [Logit-adjusted]': ('worst-case-recall', 'logit-adjusted')},
@@ -520,11 +520,11 @@ METHODS = { # chkstyle: ignore-node
 def table_specs(
     study, # 'table2', 'table3' or 'table5'
     preset, datasets, # Preset, and the data sets to run on
-    seeds # Number of seeds
+    seeds # Number of seeds, one for all data sets or {data set: number}
 ): # {(dataset, method): specs}
     "The runs behind a table"
     teacher = lambda d, seed: dict(teacher=recipe_spec(preset, d, seed=seed).id) if study == 'table5' else {}
-    return {(d, method): [recipe_spec(preset, d, objective, loss, seed, **teacher(d, seed)) for seed in range(seeds)]
+    return {(d, method): [recipe_spec(preset, d, objective, loss, seed, **teacher(d, seed)) for seed in seeds_of(seeds, d)]
         for d in datasets for method, (objective, loss) in METHODS[study].items()}
 
 def hybrid_distilled_specs(
@@ -534,7 +534,12 @@ def hybrid_distilled_specs(
     "The runs among which Table 5's last row chooses"
     goal = 'worst-case-recall', 'hybrid-distilled'
     return {(d, seed): [recipe_spec(preset, d, *goal, seed, teacher=recipe_spec(preset, d, seed=seed).id, gamma=g) for g in gammas]
-        for d in datasets for seed in range(seeds)}
+        for d in datasets for seed in seeds_of(seeds, d)}
+
+def seeds_of(seeds, dataset): # A number, or {data set: number}; name
+    "The seeds of a data set's runs, from 0"
+    if isinstance(seeds, dict) and dataset not in seeds: raise InputError(f'seeds has no number for {dataset}; give one number for all data sets, or one for each')
+    return range(seeds[dataset] if isinstance(seeds, dict) else seeds)
 
 def figure1_specs(
     preset, dataset, # Preset and balanced data set
@@ -573,16 +578,16 @@ def search_specs(
     return plain, {(loss, w): recipe_spec(preset, dataset, 'balanced-coverage', loss, seed, recipe=shorter, model=model, step_size=float(w))
         for loss in ('re-weighted', 'hybrid-b') for w in step_sizes}
 
-# %% ../nbs/07_experiments.ipynb #5b882e89
+# %% ../nbs/07_experiments.ipynb #99dc448b
 TABLE4 = {'class': 'per class', 'head-tail': 'head-tail'}
 
 def table4_specs(
     preset, # Preset
     goals, # Pairs of a data set and 'class' or 'head-tail'
-    seeds # Number of seeds
+    seeds # As for `table_specs`
 ): # {('digits-lt per class', method): specs} for the two models that are post-shifted
     "The runs behind Table 4"
-    train = lambda d, g, objective, loss: [recipe_spec(preset, d, objective, loss, seed, **({} if objective == 'accuracy' else dict(groups=g))) for seed in range(seeds)]
+    train = lambda d, g, objective, loss: [recipe_spec(preset, d, objective, loss, seed, **({} if objective == 'accuracy' else dict(groups=g))) for seed in seeds_of(seeds, d)]
     return {(f'{d} {TABLE4[g]}', method): train(d, g, *how) for d, g in goals for method, how in
         (('ERM', ('accuracy', 'cross-entropy')), ('CSL [Logit-adjusted]', ('worst-case-recall', 'logit-adjusted')))}
 
@@ -610,11 +615,16 @@ def study_specs(
     if study == 'table5': cells = table_specs('table2', p['preset'], p['datasets'], p['seeds']) | cells | hybrid_distilled_specs(p['preset'], p['datasets'], p['seeds'], p['gammas'])
     return [s for specs in cells.values() for s in specs]
 
-# %% ../nbs/07_experiments.ipynb #ccec19bf
+# %% ../nbs/07_experiments.ipynb #6081c4c9
 def mean_se(values): # Numbers
     "Mean and standard error; no error from a single value"
     v = np.asarray(values, float)
     return v.mean(), v.std(ddof=1) / math.sqrt(len(v)) if len(v) > 1 else np.nan
+
+def mean_text(values, sign='+'): # Numbers; '+' to show it always, '' for minus only
+    "'+0.123 ± 0.004', without the error if there is one value only"
+    mean, se = mean_se(values)
+    return f'{mean:{sign}.3f}' + ('' if np.isnan(se) else f' ± {se:.3f}')
 
 def tidy_table(
     study, # 'table2', ...

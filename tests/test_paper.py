@@ -1,6 +1,7 @@
 "`ncdo paper` from nothing to figures, at the smallest preset"
 import os, pandas as pd, pytest, torch
-from ncdo.experiments import Spec, mean_se, pack, read_record, recipe_spec, table_specs, tidy_table
+from ncdo.data import DATASETS
+from ncdo.experiments import PRESETS, Spec, mean_se, mean_text, pack, read_record, recipe_spec, table_specs, tidy_table
 from ncdo.gains import InputError
 from ncdo.training import Recipe
 
@@ -34,6 +35,21 @@ def test_tables_share_runs():
     two, three = [table_specs(t, 'quick', ['digits-lt'], 5) for t in ('table2', 'table3')]
     assert two['digits-lt', 'ERM'] == three['digits-lt', 'ERM']
     assert len({s for specs in [*two.values(), *three.values()] for s in specs}) == 35
+
+
+def test_seeds_of_each_data_set():
+    sets = ['cifar10-lt', 'tiny-imagenet-lt']
+    cells = table_specs('table2', 'paper', sets, {'cifar10-lt': 3, 'tiny-imagenet-lt': 1})
+    assert {(d, len(specs)) for (d, _), specs in cells.items()} == {('cifar10-lt', 3), ('tiny-imagenet-lt', 1)}
+    with pytest.raises(InputError, match='seeds has no number for tiny-imagenet-lt'): table_specs('table2', 'paper', sets, {'cifar10-lt': 3})
+    assert mean_text([.5]) == '+0.500' and mean_text([.25, .5, .75], '') == '0.500 ± 0.144'
+
+
+@pytest.mark.parametrize('preset,dataset', [(p, d) for p in ('paper', 'paper-64px') for d in PRESETS[p]])
+def test_presets_count_their_epochs_on_the_sample_they_train_on(preset, dataset):
+    make, counts = DATASETS[dataset]
+    spec = recipe_spec(preset, dataset)
+    assert spec.recipe.steps == (200 if dataset.startswith('tiny') else 256) * sum(counts) // spec.recipe.batch_size
 
 
 def test_students_wait_for_their_teachers_and_name_them(ncdo, tmp_path):
