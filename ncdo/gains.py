@@ -240,12 +240,12 @@ class ClassProblem(Problem):
         columns = ((self.r * per_row)[..., None, :] @ C).squeeze(-2) * share_seen(self.r, whole)
         return objective[..., 0], values + self._sum(self.v * columns)
 
-# %% ../nbs/00_gains.ipynb #cd9a58d4
+# %% ../nbs/00_gains.ipynb #f95f9c2e
 def head_tail_groups(
     priors, # (m,) training priors
     tail=0.1 # Share of the classes, smallest first, that make the tail
 ): # (m,) 0 for head, 1 for tail
-    "Split the classes in head (0) and tail (1), the tail being the smallest classes"
+    "Split the classes in head (0) and tail (1), the tail being the smallest classes; among equal ones, those that come first"
     p = torch.as_tensor(priors, dtype=torch.float64)
     n = round(tail * len(p))
     if not 0 < n < len(p): raise InputError(f'tail={tail} of {len(p)} classes is {n} classes; both head and tail need at least one')
