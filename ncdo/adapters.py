@@ -6,7 +6,7 @@
 __all__ = ['measure_confusion', 'update_gain', 'lightning_callback', 'trainer_callback', 'trainer_loss', 'mean_over_processes',
            'train_digits_on_ranks', 'main', 'compute_with_ray']
 
-# %% ../nbs/20_own_loop.ipynb #7854d489
+# %% ../nbs/20_own_loop.ipynb #e2b476e9
 import importlib, os, time, torch, torch.distributed as dist
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 from .data import load
-from .experiments import Job, pack, read_record
+from .experiments import Job, check_records, pack, read_record
 from .gains import InputError, confusion_matrix, worst_case_recall
 from .losses import CostSensitiveLoss
 from .reductions import SaddlePoint
@@ -183,7 +183,7 @@ def main():
 
 if __name__ == '__main__' and '__file__' in globals(): main()
 
-# %% ../nbs/20_own_loop.ipynb #648b3a66
+# %% ../nbs/20_own_loop.ipynb #b725638c
 def _run_job(job, device):
     "A task: a stack of runs; should another process hold one of them, wait"
     while not job.run(device, lambda steps: None): time.sleep(1)
@@ -199,6 +199,7 @@ def compute_with_ray(
     "`compute` of chapter 07 on a Ray cluster; one on this machine is started unless `ray.init` was called"
     ray = _optional('ray', 'ray')
     store = Path(store).resolve()
+    check_records(specs, store, root)
     task = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), max_retries=retries)(_run_job)
     for students in (False, True):
         jobs = [Job(stack, store, root) for stack in pack(specs, largest) if bool(stack[0].teacher) == students]

@@ -6,11 +6,11 @@
 __all__ = ['app', 'summary', 'check_place', 'whole_or_nothing', 'train', 'postshift', 'paper', 'given_parameters', 'report',
            'predict', 'export', 'main']
 
-# %% ../nbs/08_cli.ipynb #2cb30701
+# %% ../nbs/08_cli.ipynb #5208675a
 import contextlib, dataclasses, json, os, sys, torch, typer, warnings
 from pathlib import Path
 from .experiments import (LOSSES, OBJECTIVES, PRESETS, STUDIES, UPDATES, compute, draw_studies, notebook_parameters, one_of, post_shift_run, read_record,
-    recipe_spec, run_stack, same_data, shift_table4, study_files, study_fingerprint, study_notebook, study_parameters, study_specs)
+    recipe_spec, run_stack, same_data, shift_table4, study_files, study_fingerprint, studies_at, study_notebook, study_parameters, study_specs)
 from .data import DATASETS, load, locate
 from .gains import InputError
 from .training import write_atomically
@@ -138,12 +138,12 @@ def postshift(
         else: print(f"{name:>22}: objective {r['cross_fitted']['objective']:.3f}" + (f", largest violation {max(r['cross_fitted']['violations']):+.4f}" if r['before']['test']['worst_violation'] is not None else ''))
     print(f"result: {r['path']}")
 
-# %% ../nbs/08_cli.ipynb #da7a1bdb
+# %% ../nbs/08_cli.ipynb #64335d44
 @app.command()
 # chkstyle: ignore-node
 def paper(
-    studies: list[str] = typer.Argument(None, help=f"studies: {', '.join(STUDIES)}; all unless given"),
-    preset: str = typer.Option('quick', help='quick (digits, a laptop), paper (CIFAR, TinyImageNet, GPUs), paper-64px (TinyImageNet, small) or smoke'),
+    studies: list[str] = typer.Argument(None, help=f"studies: {', '.join(STUDIES)}; all that the preset has unless given"),
+    preset: str = typer.Option('quick', help='quick (digits, a laptop), paper (CIFAR, GPUs), paper-64px (tables 2 to 4, TinyImageNet) or smoke'),
     out: Path = typer.Option(None, help='folder for figures, tables, notebooks and runs; paper_figures/PRESET unless given'),
     data: str = typer.Option(None, help='data root, for CIFAR and TinyImageNet; or set NCDO_DATA'),
     seeds: int = typer.Option(None, help='runs of each method, instead of the preset\'s'),
@@ -155,8 +155,9 @@ def paper(
 ):
     "Regenerate the paper's figure and tables: compute the missing runs, execute the study notebooks"
     if seeds is not None and seeds < 1: raise InputError(f'seeds is {seeds}; it must be at least 1')
+    one_of(preset, PRESETS, 'preset')
     if compute_only and no_compute: raise InputError('--compute-only and --no-compute leave nothing to do; give one of them')
-    out, chosen = out or Path('paper_figures') / one_of(preset, PRESETS, 'preset'), [one_of(s, STUDIES, 'study') for s in studies or STUDIES]
+    out, chosen = out or Path('paper_figures') / preset, [one_of(s, STUDIES, 'study') for s in studies or studies_at(preset)]
     check_place(out, device)
     options = {k: v for k, v in dict(seeds=seeds, data=data).items() if v is not None}
     usable = {s: {k: v for k, v in options.items() if k in notebook_parameters(study_notebook(s))} for s in chosen}

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['TINY_IMAGENET_COUNTS', 'ARRAYS', 'IMAGES', 'PART_FOLDERS', 'DATASETS', 'long_tail_counts', 'Data', 'choose',
-           'read_npz', 'part_folders', 'to_pixels', 'common_size', 'locate', 'load', 'from_dataset', 'toy_distribution']
+           'read_npz', 'walk', 'part_folders', 'to_pixels', 'read_image', 'common_size', 'locate', 'load',
+           'from_dataset', 'toy_distribution']
 
-# %% ../nbs/03_data.ipynb #b89100fb
-import dataclasses, functools, hashlib, math, operator, os, torch, warnings, numpy as np
+# %% ../nbs/03_data.ipynb #b5a5f6b0
+import contextlib, dataclasses, functools, hashlib, math, operator, os, torch, warnings, numpy as np
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -146,11 +147,11 @@ def _cifar(name, root, split_seed, counts):
     test = choose(y[n_train:], half, g, validation)
     return Data(name, x, y, names, train, validation + n_train, test + n_train)
 
-# %% ../nbs/03_data.ipynb #a0c5c7a4
+# %% ../nbs/03_data.ipynb #e527cd46
 IMAGES = '.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp'
 PART_FOLDERS = dict(train=('train',), validation=('validation', 'val', 'valid'), test=('test',))
 
-def _walk(folder, deep=True):
+def walk(folder, deep=True):
     "(folders, files) under a folder, sorted, without hidden ones"
     def refuse(e): raise InputError(f'folder {e.filename} cannot be read ({e.strerror}); mend its permissions, or take it out') from None
     folders, files = [], []
@@ -164,21 +165,21 @@ def _walk(folder, deep=True):
 
 def part_folders(path): # A folder of images
     "Folders of the parts given, by part; only 'train', the folder itself, if they are still to be drawn"
-    inside = {f.name.lower(): f for f in _walk(path, deep=False)[0]}
+    inside = {f.name.lower(): f for f in walk(path, deep=False)[0]}
     given = {part: [inside.pop(n) for n in names if n in inside] for part, names in PART_FOLDERS.items()}
     if not given['train'] or not (given['validation'] or given['test']): return dict(train=Path(path))
     if inside: raise InputError(f"{path} is divided into train and test, but also holds '{min(inside)}'; keep only train, validation and test in it")
     if len(given['validation']) > 1: raise InputError(f"{path} holds both '{given['validation'][0].name}' and '{given['validation'][1].name}'; keep one of them")
     return {part: f[0] for part, f in given.items() if f}
 
-# %% ../nbs/03_data.ipynb #6d51d2cb
+# %% ../nbs/03_data.ipynb #d25a39c7
 def _listed(folder):
     "{class: image files}, and the files that are no images"
-    classes, strays = _walk(folder, deep=False)
+    classes, strays = walk(folder, deep=False)
     if not classes: raise InputError(f'{folder} has no sub-folders; put the images of each class into a folder of their own')
     found, other = {}, list(strays)
     for c in classes:
-        files = _walk(c)[1]
+        files = walk(c)[1]
         found[c.name] = [f for f in files if f.suffix.lower() in IMAGES]
         other += [f for f in files if f.suffix.lower() not in IMAGES]
         if not found[c.name]: raise InputError(f'class folder {c} holds no images ({", ".join(IMAGES)}); add some, or take the folder out')
@@ -189,7 +190,7 @@ def _stamp(file):
     except OSError as e: raise InputError(f'{file} cannot be read ({e.strerror}); mend it or take it out') from None
     return str(file), status.st_mtime_ns, status.st_size
 
-# %% ../nbs/03_data.ipynb #4ca1ee8d
+# %% ../nbs/03_data.ipynb #bae6a628
 def to_pixels(image, size, channels=3): # PIL image; (width, height); 1 for greyscale, 3 for RGB
     "(channels, height, width) uint8: upright, 8 bits, no transparency, scaled to cover the size and cropped in the middle"
     image = ImageOps.exif_transpose(image)
@@ -198,16 +199,24 @@ def to_pixels(image, size, channels=3): # PIL image; (width, height); 1 for grey
     if image.size != size: image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).view(size[1], size[0], channels).permute(2, 0, 1)
 
-def _read_image(path, size=None):
-    "The (width, height) a file claims, or its pixels at a size, (3, height, width) uint8"
+@contextlib.contextmanager
+def _opened(path):
+    "A PIL image, or one line on why there is none"
     try:
-        with Image.open(path) as image:
-            if size is None: return image.size
-            if image.mode in ('I', 'F'): raise InputError(f'{path} has 32 bits a pixel; save it with 8')
-            return to_pixels(image, size)
+        with Image.open(path) as image: yield image
     except InputError: raise
     except UnidentifiedImageError: raise InputError(f'{path} is not an image that can be read; mend it or take it out') from None
     except Exception as e: raise InputError(f'{path} cannot be read as an image ({e}); mend it or take it out') from None
+
+def read_image(path, size, channels=3): # File; (width, height); 1 for greyscale, 3 for RGB
+    "`to_pixels` of an image file"
+    with _opened(path) as image:
+        if image.mode in ('I', 'F'): raise InputError(f'{path} has 32 bits a pixel; save it with 8')
+        return to_pixels(image, size, channels)
+
+# %% ../nbs/03_data.ipynb #131a82aa
+def _claimed_size(path):
+    with _opened(path) as image: return image.size
 
 def common_size(
     sizes, # (width, height) of each image
@@ -217,19 +226,19 @@ def common_size(
     if image_size: return image_size, image_size
     if len(set(sizes)) == 1 and max(sizes[0]) <= 256: return sizes[0]
     side = min(224, int(np.median([min(s) for s in sizes])))
-    warnings.warn(f'images of {len(set(sizes))} sizes, the largest {" x ".join(map(str, max(sizes)))}, become {side} x {side}; give image_size to choose')
+    warnings.warn(f'images of {len(set(sizes))} sizes, the largest {" x ".join(map(str, max(sizes, key=math.prod)))}, become {side} x {side}; give image_size to choose')
     return side, side
 
-# %% ../nbs/03_data.ipynb #ff592ad7
+# %% ../nbs/03_data.ipynb #32e141a8
 @functools.lru_cache(2)
 def _folder_pool(files, image_size):
     "Images of all files, (N, 3, height, width) uint8; remembered while the files stay as they are"
     paths = [f for f, _, _ in files]
     with ThreadPoolExecutor() as pool:
-        width, height = size = common_size([] if image_size else list(pool.map(_read_image, paths)), image_size)
+        width, height = size = common_size([] if image_size else list(pool.map(_claimed_size, paths)), image_size)
         try: x = torch.empty(len(paths), 3, height, width, dtype=torch.uint8)
         except RuntimeError: raise InputError(f'{len(paths)} images of {width} x {height} do not fit into memory; give a smaller image_size') from None
-        def put(i): x[i] = _read_image(paths[i], size)
+        def put(i): x[i] = read_image(paths[i], size)
         for _ in pool.map(put, range(len(paths))): pass
     return x
 
@@ -303,10 +312,10 @@ def _archive(path, split_seed, image_size):
     x, labels, names = _archive_pool(_stamp(path))
     return _own_data(str(path), lambda: x, labels, names, split_seed)
 
-# %% ../nbs/03_data.ipynb #5154b637
+# %% ../nbs/03_data.ipynb #03d0dbc6
 def _annotated(folder):
     "{class: files} of the validation images"
-    path, there, found = folder / 'val_annotations.txt', {f.name: f for f in _walk(folder / 'images', deep=False)[1]}, {}
+    path, there, found = folder / 'val_annotations.txt', {f.name: f for f in walk(folder / 'images', deep=False)[1]}, {}
     rows = [line.split('\t') for line in path.read_text(encoding='utf-8', errors='replace').splitlines()]
     for file, wnid in sorted({row[0]: row[1] for row in rows if len(row) > 1}.items()):
         if file not in there: raise InputError(f'{path} names {file}, which is not in {folder / "images"}; unpack tiny-imagenet-200.zip again')

@@ -8,12 +8,12 @@ __all__ = ['WANTED', 'QUANTITIES', 'RECALL', 'BLUE', 'ORANGE', 'GREY', 'STYLE', 
            'draw_history', 'point', 'alternatives', 'draw_alternatives', 'class_rows', 'size_sentence', 'facts',
            'write_report']
 
-# %% ../nbs/07a_report.ipynb #51039d8b
+# %% ../nbs/07a_report.ipynb #e2b0f851
 import base64, functools, io, torch, numpy as np
 from pathlib import Path
-from .experiments import Spec, post_shift_run, read_record
+from .experiments import post_shift_run, read_record, spec_of
 from .gains import InputError, at_priors, average_recall, balanced_coverage, coverage, group_mean, precision, recall
-from .training import Recipe, write_atomically
+from .training import write_atomically
 
 # %% ../nbs/07a_report.ipynb #9972fe39
 WANTED = { # chkstyle: ignore-node
@@ -32,7 +32,7 @@ QUANTITIES = { # name, values of (..., m, m) confusions at the priors the goal i
     'balanced-coverage': ('share of predictions', lambda C, p: balanced_coverage(C))}
 RECALL = 'recall', lambda C, p: recall(C)
 
-# %% ../nbs/07a_report.ipynb #67d066f2
+# %% ../nbs/07a_report.ipynb #62220796
 def percent(v, digits=3): # A share; significant digits
     "A share as a percentage, or a dash for what is not defined"
     return '–' if v != v else f'{100 * v:#.{digits}g}'.rstrip('.') + '%' if 0 < v < 1 else f'{100 * v:.0f}%'
@@ -46,7 +46,7 @@ class Run:
         except (KeyError, TypeError) as e: raise InputError(f'{self.folder / "record.json"} is not a record of this version of ncdo ({type(e).__name__}: {e})') from None
 
     def _read(self, r):
-        self.spec, counts = Spec(**dict(r['spec'], recipe=Recipe())), torch.tensor(r['class_counts'], dtype=torch.float64)
+        self.spec, counts = spec_of(r), torch.tensor(r['class_counts'], dtype=torch.float64)
         self.m, self.counts, self.priors = len(counts), counts.long(), counts / counts.sum()
         self.names = r.get('class_names') or [str(i) for i in range(self.m)]
         self.problem, self.groups = self.spec.problem(self.priors), self.spec.class_groups(self.priors)

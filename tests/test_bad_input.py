@@ -157,7 +157,7 @@ CASES = { # chkstyle: ignore-node
     'image size of an archive': (npz(['--image-size', 8]), 'image_size is for folders of images'),
     # Models
     'two networks of one name': (options('--model', 'resnet50'), "use 'resnet50-w16' for CIFAR's, 'torchvision:resnet50'"),
-    'odd depth': (options('--model', 'resnet9'), 'depth 9 is not 6n+2'),
+    'odd depth': (options('--model', 'resnet9'), 'depth 9 is neither 6n+2'),
     'unknown model': (options('--model', 'vgg'), "unknown model 'vgg'; use resnet20"),
     'unknown in torchvision': (options('--model', 'torchvision:resnet20'), "unknown model 'torchvision:resnet20'"),
     'image too small for a model': (options('--model', 'alexnet'), "model 'alexnet' fails on 1x8x8 images"),

@@ -1,9 +1,10 @@
 "Killed at random moments, by SIGKILL: nothing is lost but the steps since the checkpoint"
 import dataclasses, json, os, signal, subprocess, sys, time, pytest, torch
 from filelock import FileLock
-from ncdo.experiments import Busy, Job, Spec, claim, compute, packing, recipe_spec, run_stack
+from safetensors.torch import save
+from ncdo.experiments import Busy, Job, Spec, claim, compute, jobs_for, pack_for_gpus, recipe_spec, run_stack
 from ncdo.gains import InputError
-from ncdo.training import Recipe
+from ncdo.training import Member, Recipe, Stack, write_atomically
 
 TRAIN = ['train', '--model', 'mlp-16', '--steps', '5000', '--batch-size', '64', '--update-every', '50']
 KILLER = '''
@@ -100,10 +101,38 @@ def test_trap_52_the_last_good_checkpoint_stays(tmp_path):
     assert path.read_bytes() == kept and fit(make(), checkpoint=path, name='x')[0].test.isfinite().all()
 
 
+def test_checkpoints_that_share_a_run_are_not_both_gone_on_with(tmp_path):
+    specs = [recipe_spec('smoke', 'digits-lt', seed=s) for s in range(3)]
+    for pair in (specs[:2], specs[1:]):
+        stack = Job(pair, tmp_path)
+        write_atomically(stack.checkpoint, save({}, dict(name=' '.join(f'{s.id} on images x' for s in pair))))
+    jobs = jobs_for(specs, tmp_path, None, ['cpu'])
+    assert sorted(s.seed for j in jobs for s in j.specs) == [0, 1, 2] and sum(j.checkpoint.exists() for j in jobs) == 1
+
+
+def test_a_run_on_record_is_not_written_again(tmp_path):
+    specs = [recipe_spec('smoke', 'digits-lt', seed=0, split_seed=0, objective=o) for o in ('worst-case-recall', 'coverage')]
+    first, = run_stack(specs[:1], [tmp_path / specs[0].id], device='cpu')
+    before = (tmp_path / specs[0].id / 'record.json').read_bytes()
+    both = run_stack(specs, [tmp_path / s.id for s in specs], device='cpu')
+    assert (tmp_path / specs[0].id / 'record.json').read_bytes() == before and both[0]['test'] == first['test'] and both[1]['id'] == specs[1].id
+
+
+def test_seconds_before_a_checkpoint_count(tmp_path):
+    spec = recipe_spec('smoke', 'digits-lt')
+    start = lambda: Stack([Member(data := spec.data(), spec.problem(data.priors), spec.loss)], spec.model, spec.recipe, 'cpu')
+    stack = start()
+    stack.born -= 100
+    stack.save(tmp_path / 'c', 'x')
+    (again := start()).load(tmp_path / 'c', 'x')
+    assert 100 <= again.spent < 200
+
+
 def test_stacks_fill_the_gpus():
     specs = [recipe_spec('paper', 'cifar10-lt', *how, seed) for seed in range(3) for how in (('accuracy', 'cross-entropy'),
         ('average-recall', 'logit-adjusted'), ('worst-case-recall', 're-weighted'), ('worst-case-recall', 'logit-adjusted'))]
-    assert [len(s) for s in packing(specs, 2)] == [6, 6] and [len(s) for s in packing(specs, 4)] == [3] * 4 and [len(s) for s in packing(specs, 1)] == [12]
+    sizes = {n: [len(s) for s in pack_for_gpus(specs, n)] for n in (1, 2, 4)}
+    assert sizes == {1: [12], 2: [6, 6], 4: [3] * 4}
 
 
 HALFWAY = '''

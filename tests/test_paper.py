@@ -1,7 +1,7 @@
 "`ncdo paper` from nothing to figures, at the smallest preset"
 import os, pandas as pd, pytest, torch
 from ncdo.data import DATASETS
-from ncdo.experiments import PRESETS, Spec, mean_se, mean_text, pack, read_record, recipe_spec, table_specs, tidy_table
+from ncdo.experiments import PRESETS, STUDIES, Spec, mean_se, mean_text, pack, read_record, recipe_spec, search_specs, studies_at, table_specs, tidy_table
 from ncdo.gains import InputError
 from ncdo.training import Recipe
 
@@ -35,6 +35,19 @@ def test_tables_share_runs():
     two, three = [table_specs(t, 'quick', ['digits-lt'], 5) for t in ('table2', 'table3')]
     assert two['digits-lt', 'ERM'] == three['digits-lt', 'ERM']
     assert len({s for specs in [*two.values(), *three.values()] for s in specs}) == 35
+
+
+def test_a_preset_without_some_studies(ncdo, tmp_path):
+    assert studies_at('paper-64px') == ['table2', 'table3', 'table4'] and studies_at('paper') == list(STUDIES)
+    status, _, err = ncdo('paper', 'figure1', '--preset', 'paper-64px', '--out', tmp_path)
+    assert status == 2 and "unknown preset of figure1 'paper-64px'; use one of smoke, quick, paper" in err
+    plain, _ = search_specs('paper', 'tiny-imagenet-lt', .5, 0, [1])
+    assert plain['padded shortcuts'].model == 'resnet18-pad@224' and plain['starting point'].model == 'resnet18@224'
+
+
+@pytest.mark.parametrize('changes', [dict(tau=7), dict(fraction=-1), dict(recipe=Recipe(weight_decay=-1))])
+def test_a_spec_refuses_what_cannot_be(changes):
+    with pytest.raises(InputError, match=next(iter(changes)) if 'recipe' not in changes else 'weight_decay'): Spec(**changes)
 
 
 def test_seeds_of_each_data_set():

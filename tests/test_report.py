@@ -4,10 +4,11 @@ from html.parser import HTMLParser
 import numpy as np, pytest, torch
 from PIL import Image
 import ncdo.experiments
-from ncdo.data import Data, load
-from ncdo.experiments import Spec, compute, make_record, read_record, read_scores, run_stack, write_record
+from pathlib import Path
+from ncdo.data import Data, load, read_image
+from ncdo.experiments import Spec, compute, make_record, post_shift_run, read_record, read_scores, run_stack, spec_of, write_record
 from ncdo.gains import worst_case_recall
-from ncdo.predict import Classifier, image_files, read_image
+from ncdo.predict import Classifier, image_files
 from ncdo.report import Run, alternatives, drawn_again, judge, percent, recall_intervals, short_name, write_report
 from ncdo.training import Member, Recipe, Stack, fit
 
@@ -222,6 +223,24 @@ def test_predicted_files_are_the_runs_own_scores(ncdo, photos):
     assert predicted == [('red', 'green, mostly', 'blue')[i] for i in scores.argmax(-1)] and len(set(predicted)) > 1
 
 
+def test_hidden_files_are_not_predicted(ncdo, photos, tmp_path):
+    "What training does not look at, prediction does not either"
+    (tmp_path / 'in/.thumbnails').mkdir(parents=True)
+    shutil.copy(photos / 'files/000.png', tmp_path / 'in/a.png')
+    for hidden in ('in/._a.png', 'in/.thumbnails/b.png'): (tmp_path / hidden).write_text('no image')
+    status, out, err = ncdo('predict', photos / 'run', tmp_path / 'in')
+    assert status == 0 and len(read(out)[1]) == 1, err
+
+
+def test_a_run_trained_again_loses_what_was_made_from_its_old_scores(kept, tmp_path):
+    folder = shutil.copytree(kept / 'worst', tmp_path / 'worst')
+    spec, old = spec_of(read_record(folder)), post_shift_run(folder, iterations=5)
+    assert spec.id == read_record(folder)['id']
+    (folder / 'record.json').unlink()
+    run_stack([spec], [folder], device='cpu')
+    assert not Path(old['path']).exists() and post_shift_run(folder, iterations=5)['test'] == old['test']
+
+
 def test_predict_into_a_file(ncdo, photos, tmp_path):
     status, out, _ = ncdo('predict', photos / 'run', photos / 'files/003.png', photos / 'files', '--out', tmp_path / 'new/p.csv')
     assert status == 0 and not out and len((tmp_path / 'new/p.csv').read_text().splitlines()) == 62
@@ -232,7 +251,7 @@ def test_predict_into_a_file(ncdo, photos, tmp_path):
 def test_any_kind_of_image_is_converted(tmp_path, mode, channels):
     picture = Image.fromarray(np.full((33, 31), 40_000, np.uint16)) if mode == 'I;16' else Image.new('L', (31, 33), 156).convert(mode)
     picture.save(tmp_path / ('x.tif' if mode in ('CMYK', 'I;16') else 'x.png'))
-    pixels = read_image(next(tmp_path.iterdir()), (channels, 10, 12))
+    pixels = read_image(next(tmp_path.iterdir()), (12, 10), channels)
     assert pixels.shape == (channels, 10, 12) and pixels.dtype == torch.uint8
     if mode != '1': assert (pixels.int() - 156).abs().max() <= 1
 
@@ -241,12 +260,12 @@ def test_images_are_turned_upright_and_not_stretched(tmp_path):
     wide = np.zeros((20, 60, 3), np.uint8)
     wide[:, 20:40] = 255
     Image.fromarray(wide).save(tmp_path / 'wide.png')
-    assert (read_image(tmp_path / 'wide.png', (3, 20, 20)) == 255).all()
+    assert (read_image(tmp_path / 'wide.png', (20, 20)) == 255).all()
     turned = Image.fromarray(np.tile(np.array([[0, 255]], np.uint8), (20, 1)).repeat(10, 1))
     exif = turned.getexif()
     exif[0x0112] = 6
     turned.save(tmp_path / 'turned.png', exif=exif)
-    assert (read_image(tmp_path / 'turned.png', (1, 20, 20))[0, :, 0] > 128).tolist() == [False] * 10 + [True] * 10
+    assert (read_image(tmp_path / 'turned.png', (20, 20), 1)[0, :, 0] > 128).tolist() == [False] * 10 + [True] * 10
 
 
 def test_folders_expand_to_the_images_in_them(tmp_path):
@@ -306,14 +325,14 @@ WRONG = [ # chkstyle: ignore-node
     (['report', '{}/nothere'], nothing, 'holds no record of a finished run'),
     (['report', '{}'], no_record, 'holds no record of a finished run'),
     (['report', '{}'], broken_record, 'is not a record (broken JSON)'),
-    (['report', '{}'], old_record, 'is not a record of this version of ncdo (TypeError'),
+    (['report', '{}'], old_record, 'is not a record of this version of ncdo ('),
     (['report', '{}', '--beside', '{}/../nothere'], nothing, 'nothere holds no record of a finished run'),
     (['report', '{}', '--beside', '{}/../plain'], other_classes, 'about other classes'),
     (['report'], nothing, "Missing argument 'run'"),
     (['predict', '{}', '{}/nothere.png'], nothing, 'nothere.png does not exist'),
     (['predict', '{}', '{}/nothing'], empty_folder, 'nothing holds no images'),
-    (['predict', '{}', '{}/record.json'], nothing, 'record.json cannot be read as an image'),
-    (['predict', '{}', '{}/x.png'], text_image, 'x.png cannot be read as an image'),
+    (['predict', '{}', '{}/record.json'], nothing, 'record.json is not an image that can be read'),
+    (['predict', '{}', '{}/x.png'], text_image, 'x.png is not an image that can be read'),
     (['predict', '{}', '{}'], half_image, 'x.png cannot be read as an image'),
     (['predict', '{}', '{}/x.png'], no_weights, 'weights.safetensors is missing; `ncdo train` leaves one'),
     (['predict', '{}', '{}/x.png'], half_weights, 'weights.safetensors cannot be used (SafetensorError'),

@@ -117,12 +117,18 @@ def test_enlarged_images():
     x, alone = torch.rand(2, 3, 3, 16, 16), build('resnet18', (3, 40, 40), 4, [0, 1]).eval()
     bigger = torch.stack([resize(part, [40, 40], antialias=False) for part in x])
     assert torch.allclose(build('resnet18@40', (3, 16, 16), 4, [0, 1]).eval()(x), alone(bigger), atol=1e-5)
-    assert torch.equal(build('mlp-8@4', (1, 8, 8), 3, [5]).net.head.weight, build('mlp-8', (1, 4, 4), 3, [5]).head.weight)
+    assert torch.equal(build('mlp-8@16', (1, 8, 8), 3, [5]).net.head.weight, build('mlp-8', (1, 16, 16), 3, [5]).head.weight)
 
 
 @pytest.mark.parametrize('name', ['resnet18@', 'resnet18@0', 'resnet18@big', 'mlp-8@-4'])
 def test_a_size_that_is_none(name):
     with pytest.raises(InputError, match='is not a size in pixels'): build(name, (3, 16, 16), 4, [0])
+    with pytest.raises(InputError, match='would shrink images of 16 x 20 pixels'): build('resnet18@16', (3, 16, 20), 4, [0])
+
+
+@pytest.mark.parametrize('name', ['mlp-0', 'resnet8-w0', 'resnet9', 'resnet8-pad-w8', 'mlp-'])
+def test_names_that_are_none(name):
+    with pytest.raises(InputError): build(name, (3, 16, 16), 4, [0])
 
 
 @pytest.mark.parametrize('model,K,n,chunk', [('mlp-8', 24, 5000, 2500), ('mlp-8', 12, 5000, 5000), ('mlp-8', 1, 480, 480), ('resnet18@224', 1, 5000, 1000), ('mlp-8', 1000, 10, 10)])
