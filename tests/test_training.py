@@ -208,8 +208,20 @@ def test_widened_and_folded_networks_say_the_same(model, monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
-def test_a_gpu_learns_what_a_cpu_learns():
-    slow, quick = [Stack(members((0,)), 'resnet8-w8', SHORT, device, fast=fast) for device, fast in (('cpu', False), ('cuda', True))]
+@pytest.mark.parametrize('model,K', [('resnet20', 1), ('resnet20-pad', 3), ('resnet18@64', 1), ('resnet18@64', 2)])
+def test_a_gpu_measures_what_a_cpu_measures(model, K):
+    "The fused kernels of evaluation, in half precision"
+    net, x = build(model, (3, 32, 32), 5, range(K)).eval(), torch.randn(K, 16, 3, 32, 32)
+    with torch.no_grad():
+        expected = net(x)
+        with torch.autocast('cuda', torch.bfloat16): scores = net.cuda()(x.cuda()).cpu()
+    assert (scores - expected).abs().max() < .05 * expected.abs().max()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+@pytest.mark.parametrize('model', ['resnet8-w8', 'resnet18@64'])
+def test_a_gpu_learns_what_a_cpu_learns(model):
+    slow, quick = [Stack(members((0,)), model, SHORT, device, fast=fast) for device, fast in (('cpu', False), ('cuda', True))]
     for a, b in zip(fit(slow), fit(quick)):
         assert torch.corrcoef(torch.stack([a.test.flatten(), b.test.flatten()]))[0, 1] > .9 # bfloat16 over 14 steps
         assert a.reduction.history[0]['violations'].isfinite().all() and len(a.history) == len(b.history)
