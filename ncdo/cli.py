@@ -138,7 +138,7 @@ def postshift(
         else: print(f"{name:>22}: objective {r['cross_fitted']['objective']:.3f}" + (f", largest violation {max(r['cross_fitted']['violations']):+.4f}" if r['before']['test']['worst_violation'] is not None else ''))
     print(f"result: {r['path']}")
 
-# %% ../nbs/08_cli.ipynb #64335d44
+# %% ../nbs/08_cli.ipynb #0e7bb316
 @app.command()
 # chkstyle: ignore-node
 def paper(
@@ -147,7 +147,7 @@ def paper(
     out: Path = typer.Option(None, help='folder for figures, tables, notebooks and runs; paper_figures/PRESET unless given'),
     data: str = typer.Option(None, help='data root, for CIFAR and TinyImageNet; or set NCDO_DATA'),
     seeds: int = typer.Option(None, help='runs of each method, instead of the preset\'s'),
-    parameter: list[str] = typer.Option([], '--parameter', '-p', help='NAME=VALUE, a papermill parameter of the studies'),
+    parameter: list[str] = typer.Option([], '--parameter', '-p', help='NAME=VALUE, a papermill parameter of those studies that have it'),
     compute_only: bool = typer.Option(False, '--compute-only', help='train, draw nothing; needs no Jupyter'),
     no_compute: bool = typer.Option(False, '--no-compute', help='only draw, from runs on record'),
     workers: int = typer.Option(None, help='processes; one for each core unless given'),
@@ -159,9 +159,10 @@ def paper(
     if compute_only and no_compute: raise InputError('--compute-only and --no-compute leave nothing to do; give one of them')
     out, chosen = out or Path('paper_figures') / preset, [one_of(s, STUDIES, 'study') for s in studies or studies_at(preset)]
     check_place(out, device)
-    options = {k: v for k, v in dict(seeds=seeds, data=data).items() if v is not None}
-    usable = {s: {k: v for k, v in options.items() if k in notebook_parameters(study_notebook(s))} for s in chosen}
-    parameters = {s: study_parameters(s, preset, usable[s] | given_parameters(parameter)) for s in chosen}
+    known, given = {s: notebook_parameters(study_notebook(s)) for s in chosen}, given_parameters(parameter)
+    unknown = {k: v for k, v in given.items() if not any(k in names for names in known.values())}
+    given |= {k: v for k, v in dict(seeds=seeds, data=data).items() if v is not None and k not in given}
+    parameters = {s: study_parameters(s, preset, unknown | {k: v for k, v in given.items() if k in known[s]}) for s in chosen}
     specs = [spec for s in chosen for spec in study_specs(s, parameters[s])]
     missing = [s for s in dict.fromkeys(specs) if read_record(out / 'runs' / s.id) is None]
     if no_compute and missing: raise InputError(f'{len(missing)} of {len(set(specs))} runs are not on record in {out / "runs"}; run without --no-compute')

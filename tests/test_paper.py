@@ -1,5 +1,5 @@
 "`ncdo paper` from nothing to figures, at the smallest preset"
-import os, pandas as pd, pytest, torch
+import json, os, pandas as pd, pytest, torch
 from ncdo.data import DATASETS
 from ncdo.experiments import PRESETS, STUDIES, Spec, mean_se, mean_text, pack, read_record, recipe_spec, search_specs, studies_at, table_specs, tidy_table
 from ncdo.gains import InputError
@@ -35,6 +35,14 @@ def test_tables_share_runs():
     two, three = [table_specs(t, 'quick', ['digits-lt'], 5) for t in ('table2', 'table3')]
     assert two['digits-lt', 'ERM'] == three['digits-lt', 'ERM']
     assert len({s for specs in [*two.values(), *three.values()] for s in specs}) == 35
+
+
+def test_a_parameter_goes_to_the_studies_that_have_it(ncdo, tmp_path):
+    status, out, err = ncdo('paper', 'table2', 'table4', '--preset', 'smoke', '--seeds', 1, '--out', tmp_path, '--compute-only', '-p', 'iterations=7', '-p', 'datasets=[digits-lt]')
+    assert status == 0 and '4 runs on record' in out, err
+    assert {json.loads(p.read_text())['settings']['iterations'] for p in tmp_path.glob('runs/*/postshift-*.json')} == {7}
+    status, _, err = ncdo('paper', 'table2', 'table4', '--preset', 'smoke', '--out', tmp_path, '-p', 'nonsense=1')
+    assert status == 2 and "unknown parameter 'nonsense' of table2" in err
 
 
 def test_a_preset_without_some_studies(ncdo, tmp_path):
