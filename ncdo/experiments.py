@@ -161,7 +161,7 @@ def write_weights(folder, record, data, result): # A run's folder; what `make_re
     facts = dict(id=record['id'], model=record['spec']['model'], shape=list(data.x.shape[1:]), class_names=list(data.class_names))
     write_atomically(Path(folder) / 'weights.safetensors', save({k: v.contiguous() for k, v in tensors.items()}, {k: json.dumps(v) for k, v in facts.items()}))
 
-# %% ../nbs/07_experiments.ipynb #3fae6957
+# %% ../nbs/07_experiments.ipynb #0cf8343f
 def read_record(folder): # A run's folder
     "The record in a folder, or None"
     path = Path(folder) / 'record.json'
@@ -178,7 +178,7 @@ def write_record(folder, record, data, result, weights=False): # As for `write_w
     buffer, parts = io.BytesIO(), ('train', 'validation', 'test')
     np.savez(buffer, **{p: getattr(result, p).numpy() for p in parts}, **{f'y_{p}': data.part(p)[1].numpy() for p in parts})
     write_atomically(Path(folder) / 'scores.npz', buffer.getvalue())
-    lines = [f'{json.dumps(k)}: {json.dumps(v)}' for k, v in record.items()]
+    lines = [f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in record.items()]
     write_atomically(Path(folder) / 'record.json', '{' + ',\n'.join(lines) + '}\n')
 
 # %% ../nbs/07_experiments.ipynb #8a3fa055
