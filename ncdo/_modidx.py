@@ -177,6 +177,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'ncdo.experiments.taught_by': ('experiments.html#taught_by', 'ncdo/experiments.py'),
                                   'ncdo.experiments.tidy_table': ('experiments.html#tidy_table', 'ncdo/experiments.py'),
                                   'ncdo.experiments.wide_table': ('experiments.html#wide_table', 'ncdo/experiments.py'),
+                                  'ncdo.experiments.with_error': ('experiments.html#with_error', 'ncdo/experiments.py'),
                                   'ncdo.experiments.write_record': ('experiments.html#write_record', 'ncdo/experiments.py'),
                                   'ncdo.experiments.write_weights': ('experiments.html#write_weights', 'ncdo/experiments.py')},
             'ncdo.gains': { 'ncdo.gains.ClassProblem': ('gains.html#classproblem', 'ncdo/gains.py'),

@@ -9,9 +9,9 @@ __all__ = ['OBJECTIVES', 'MEASURED', 'LOSSES', 'MOST_ON_GPU', 'PRESETS', 'UPDATE
            'Busy', 'claim', 'run_stack', 'Job', 'interrupted', 'jobs_for', 'pack_for_gpus', 'Board', 'devices',
            'compute', 'post_shift_run', 'recipe_spec', 'own_recipe', 'table_specs', 'hybrid_distilled_specs',
            'seeds_of', 'figure1_specs', 'searched', 'search_specs', 'table4_specs', 'shift_table4', 'study_specs',
-           'mean_se', 'mean_text', 'tidy_table', 'wide_table', 'save_table', 'save_figure', 'draw_table', 'draw_curves',
-           'study_notebook', 'notebook_parameters', 'studies_at', 'study_parameters', 'draw_study', 'draw_studies',
-           'study_files', 'study_fingerprint']
+           'mean_se', 'with_error', 'mean_text', 'tidy_table', 'wide_table', 'save_table', 'save_figure', 'draw_table',
+           'draw_curves', 'study_notebook', 'notebook_parameters', 'studies_at', 'study_parameters', 'draw_study',
+           'draw_studies', 'study_files', 'study_fingerprint']
 
 # %% ../nbs/07_experiments.ipynb #9b0052f2
 import contextlib, dataclasses, functools, hashlib, importlib.metadata, io, json, math, os, platform, re, time, zipfile, torch, numpy as np, pandas as pd
@@ -307,7 +307,7 @@ class Job:
         except Busy: return False
         return True
 
-# %% ../nbs/07_experiments.ipynb #8bd32a55
+# %% ../nbs/07_experiments.ipynb #1296d1a9
 def interrupted(store): # Folder of the run folders
     "Ids of the runs in each checkpoint that lies there"
     from safetensors import SafetensorError, safe_open
@@ -323,11 +323,10 @@ def jobs_for(specs, store, root, slots): # Runs wanted; folder of the run folder
     wanted = {s.id: s for s in specs}
     missing = {i for i in wanted if read_record(store / i) is None}
     begun, taken = [], set()
-    for ids in map(set, interrupted(store)):
-        if wanted.keys() >= ids and missing & ids and not taken & ids:
-            begun.append(ids)
-            taken |= ids
-    begun = [[s for i, s in wanted.items() if i in ids] for ids in begun]
+    for ids in interrupted(store):
+        if wanted.keys() >= set(ids) and not missing.isdisjoint(ids) and taken.isdisjoint(ids):
+            begun.append([wanted[i] for i in ids])
+            taken.update(ids)
     rest = [s for i, s in wanted.items() if i in missing - taken]
     afresh = pack_for_gpus(rest, len(slots)) if slots[0].startswith('cuda') else pack(rest)
     return sorted([Job(stack, store, root) for stack in begun + afresh], key=lambda j: -len(j.specs) * j.steps)
@@ -576,7 +575,7 @@ def figure1_specs(
         for name, loss in (('Re-weighted', 're-weighted'), ('Logit-adjusted', 'logit-adjusted')) for w in weights}
     return {('ERM', None): runs('accuracy', 'cross-entropy')} | each
 
-# %% ../nbs/07_experiments.ipynb #86636747
+# %% ../nbs/07_experiments.ipynb #0ae0bc2b
 def searched(recipe, model): # The preset's `Recipe` and network
     "Name -> changes of a `Spec`, one thing at a time"
     change = lambda **kw: dict(recipe=dataclasses.replace(recipe, **kw))
@@ -585,7 +584,7 @@ def searched(recipe, model): # The preset's `Recipe` and network
     return {'starting point': {}, 'decay on ' + ('kernels only' if other else 'all weights'): change(decay_kernels_only=other), 'without Nesterov': change(nesterov=False),
         'half the decay': change(weight_decay=decay / 2), '2.5 times the decay': change(weight_decay=decay * 2.5), 'rate / 4, decay × 5': change(**slow),
         'rate / 4, decay × 5, other weights': change(**slow, decay_kernels_only=other), 'warm-up a third longer': change(warmup=recipe.warmup * 4 / 3),
-        **({'padded shortcuts': dict(model='-pad@'.join(model.split('@')) if '@' in model else f'{model}-pad')} if model.startswith('resnet') else {})}
+        **({'padded shortcuts': dict(model=re.sub('(@|$)', r'-pad\1', model, count=1))} if model.startswith('resnet') else {})}
 
 def search_specs(
     preset, dataset, # Preset and data set
@@ -639,17 +638,19 @@ def study_specs(
     if study == 'table5': cells = table_specs('table2', p['preset'], p['datasets'], p['seeds']) | cells | hybrid_distilled_specs(p['preset'], p['datasets'], p['seeds'], p['gammas'])
     return [s for specs in cells.values() for s in specs]
 
-# %% ../nbs/07_experiments.ipynb #6081c4c9
+# %% ../nbs/07_experiments.ipynb #8529bb8a
 def mean_se(values): # Numbers
     "Mean and standard error; no error from a single value"
     v = np.asarray(values, float)
     return v.mean(), v.std(ddof=1) / math.sqrt(len(v)) if len(v) > 1 else np.nan
 
-def mean_text(values, sign='+'): # Numbers; '+' to show it always, '' for minus only
-    "'+0.123 ± 0.004', without the error if there is one value only"
-    mean, se = mean_se(values)
-    return f'{mean:{sign}.3f}' + ('' if np.isnan(se) else f' ± {se:.3f}')
+def with_error(mean, error, digits=3, sign='-'): # Numbers; after the point; '+' to show a plus
+    "'0.123 ± 0.004', without the error if it is nan"
+    return f'{mean:{sign}.{digits}f}' + ('' if np.isnan(error) else f' ± {error:.{digits}f}')
 
+def mean_text(values, sign='+'): return with_error(*mean_se(values), sign=sign)
+
+# %% ../nbs/07_experiments.ipynb #037146a7
 def tidy_table(
     study, # 'table2', ...
     cells, # {(dataset, method): records}
@@ -670,15 +671,14 @@ def tidy_table(
     table = table.sort_values(['dataset', 'method', 'metric'], key=rank)
     return table.assign(n=table.n.fillna(0).astype(int)).reset_index(drop=True)
 
-# %% ../nbs/07_experiments.ipynb #3f8ef64f
+# %% ../nbs/07_experiments.ipynb #6751e045
 LABELS = dict(avg_recall='average recall', min_recall='worst recall', min_head_tail_recall='min head–tail recall', min_coverage='smallest coverage',
     min_head_tail_coverage='min head–tail coverage', train_accuracy='training accuracy')
 LABELS |= {f'validation_{k}': f'{v} (validation)' for k, v in LABELS.items()}
 
 def wide_table(table): # A tidy table
     "One row for each method; ours as mean ± standard error, the paper's in columns of their own, with how many standard errors ours lies above"
-    def digits(row): return 4 if 'coverage' in row.metric else 3
-    def text(row): return f'{row["mean"]:.{digits(row)}f}' + ('' if np.isnan(row.se) else f' ± {row.se:.{digits(row)}f}')
+    def text(row): return with_error(row['mean'], row.se, 4 if 'coverage' in row.metric else 3)
     label = table.dataset + ': ' + table.metric.map(LABELS)
     ours = table[table.n > 0].assign(value=lambda t: t.apply(text, axis=1), column='ours, ' + label)
     def their_text(row): return f'{row.paper:.3f}' + (f' ({(row["mean"] - row.paper) / row.se:+.1f} s.e.)' if row.se > 0 else '')
@@ -769,7 +769,7 @@ def notebook_parameters(path): # Notebook
     tree = ast.parse(''.join(cells[0]['source']) if cells else '')
     return {t.id: ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) for t in node.targets}
 
-# %% ../nbs/07_experiments.ipynb #a2973984
+# %% ../nbs/07_experiments.ipynb #01f846ff
 def _settings():
     import configparser
     settings = configparser.ConfigParser(default_section=None)
@@ -779,7 +779,8 @@ def _settings():
 
 def studies_at(preset): # Name
     "The studies that a preset has"
-    return [s for s in STUDIES if f'{s}:{preset}' in _settings().sections()]
+    sections = _settings().sections()
+    return [s for s in STUDIES if f'{s}:{preset}' in sections]
 
 # %% ../nbs/07_experiments.ipynb #c0c3619c
 def study_parameters(

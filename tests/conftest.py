@@ -17,17 +17,16 @@ def ncdo(capsys):
     return run
 
 
-@pytest.fixture(scope='session')
-def data_root():
-    "Folder with cifar10.npz, or skip"
+def real_images(name):
+    "The data root, if it holds a file or folder of this name; else skip"
     root = os.environ.get('NCDO_DATA')
-    if not root or not os.path.exists(os.path.join(root, 'cifar10.npz')): pytest.skip('needs real images: set NCDO_DATA to a folder with cifar10.npz')
+    if not root or not os.path.exists(os.path.join(root, name)): pytest.skip(f'needs real images: set NCDO_DATA to a folder with {name}')
     return root
 
 
 @pytest.fixture(scope='session')
-def tiny_root():
-    "Folder with tiny-imagenet-200, or skip"
-    root = os.environ.get('NCDO_DATA')
-    if not root or not os.path.isdir(os.path.join(root, 'tiny-imagenet-200')): pytest.skip('needs real images: set NCDO_DATA to a folder with tiny-imagenet-200')
-    return root
+def data_root(): return real_images('cifar10.npz')
+
+
+@pytest.fixture(scope='session')
+def tiny_root(): return real_images('tiny-imagenet-200')

@@ -325,7 +325,7 @@ WRONG = [ # chkstyle: ignore-node
     (['report', '{}/nothere'], nothing, 'holds no record of a finished run'),
     (['report', '{}'], no_record, 'holds no record of a finished run'),
     (['report', '{}'], broken_record, 'is not a record (broken JSON)'),
-    (['report', '{}'], old_record, 'is not a record of this version of ncdo ('),
+    (['report', '{}'], old_record, "is not a record of this version of ncdo (KeyError: 'recipe')"),
     (['report', '{}', '--beside', '{}/../nothere'], nothing, 'nothere holds no record of a finished run'),
     (['report', '{}', '--beside', '{}/../plain'], other_classes, 'about other classes'),
     (['report'], nothing, "Missing argument 'run'"),
