@@ -568,7 +568,7 @@ def _history(self, k):
 
 Stack.reductions, Stack.history = _reductions, _history
 
-# %% ../nbs/04_training.ipynb #017530ad
+# %% ../nbs/04_training.ipynb #c674c86d
 def _compile(self):
     "Compile the parts that fuse"
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
@@ -588,11 +588,12 @@ def _record(self, function):
     rehearsal = torch.cuda.Stream()
     rehearsal.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(rehearsal), torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        for _ in range(3): function()
+        for _ in range(3):
+            function()
+            self._restore(before)
     torch.cuda.current_stream().wait_stream(rehearsal)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), torch.backends.cudnn.flags(enabled=True, benchmark=True): function()
-    self._restore(before)
     return graph
 
 Stack._compile, Stack._run, Stack._record = _compile, _run, _record
