@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['OBJECTIVES', 'MEASURED', 'LOSSES', 'MOST_ON_GPU', 'PRESETS', 'UPDATES', 'METHODS', 'TABLE4', 'LABELS', 'STUDIES',
            'PROJECT', 'one_of', 'check_model', 'Spec', 'metrics', 'assessment', 'make_record', 'write_weights',
-           'read_record', 'write_record', 'spec_of', 'read_scores', 'same_data', 'check_records', 'pack', 'taught_by',
-           'Busy', 'claim', 'run_stack', 'Job', 'interrupted', 'jobs_for', 'pack_for_gpus', 'Board', 'devices',
-           'compute', 'post_shift_run', 'recipe_spec', 'own_recipe', 'table_specs', 'hybrid_distilled_specs',
+           'read_record', 'write_record', 'spec_of', 'read_scores', 'same_data', 'check_records', 'stackable', 'pack',
+           'taught_by', 'Busy', 'claim', 'run_stack', 'Job', 'interrupted', 'jobs_for', 'pack_for_gpus', 'Board',
+           'devices', 'compute', 'post_shift_run', 'recipe_spec', 'own_recipe', 'table_specs', 'hybrid_distilled_specs',
            'seeds_of', 'figure1_specs', 'searched', 'search_specs', 'table4_specs', 'shift_table4', 'study_specs',
            'mean_se', 'with_error', 'mean_text', 'tidy_table', 'wide_table', 'save_table', 'save_figure', 'draw_table',
            'draw_curves', 'study_notebook', 'notebook_parameters', 'studies_at', 'study_parameters', 'draw_study',
            'draw_studies', 'study_files', 'study_fingerprint']
 
-# %% ../nbs/07_experiments.ipynb #9b0052f2
+# %% ../nbs/07_experiments.ipynb #0c50ee2c
 import contextlib, dataclasses, functools, hashlib, importlib.metadata, io, json, math, os, platform, re, time, zipfile, torch, numpy as np, pandas as pd
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -23,7 +23,7 @@ from .gains import InputError, average_recall, balanced_coverage, confusion_matr
 from .distillation import teacher_labels, teacher_priors
 from .losses import KINDS
 from .postshift import PostShiftClassifier
-from .training import Member, Recipe, Stack, build, fit, model_source, pick_device, write_atomically
+from .training import Member, Recipe, Stack, build, enlarged, fit, model_source, pick_device, write_atomically
 
 # %% ../nbs/07_experiments.ipynb #7cfb2204
 def _weights(spec, m):
@@ -206,7 +206,12 @@ def check_records(specs, store, root=None): # Runs wanted; folder of the run fol
     for spec in specs:
         if spec.dataset not in DATASETS and (record := read_record(Path(store) / spec.id)): same_data(record, spec.data(root), Path(store) / spec.id)
 
-# %% ../nbs/07_experiments.ipynb #259014d3
+# %% ../nbs/07_experiments.ipynb #014f3a24
+def stackable(spec): # `Spec`
+    "Is a run better off beside others in one network than alone?"
+    side = enlarged(spec.model)[1] or spec.image_size or 0
+    return model_source(spec.model) == 'ncdo' and side < 128
+
 def pack(
     specs, # Runs wanted
     largest=12, # Members of a stack
@@ -219,7 +224,7 @@ def pack(
         groups.setdefault(alike, []).append(s)
     stacks = []
     for members in groups.values():
-        n = -(-len(members) // largest) if model_source(members[0].model) == 'ncdo' else len(members)
+        n = -(-len(members) // (largest if stackable(members[0]) else 1))
         stacks += [members[len(members) * i // n:len(members) * (i + 1) // n] for i in range(n)]
     return stacks
 
@@ -734,21 +739,29 @@ def draw_table(
         fig.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=len(handles), frameon=False)
     return fig
 
-# %% ../nbs/07_experiments.ipynb #7c4950a4
+# %% ../nbs/07_experiments.ipynb #c1bae6f8
+def _goal_recalls(record):
+    "Recalls that a goal looks at, for each update on record"
+    recalls, counts = [h['recall'] for h in record['history']], torch.tensor(record['class_counts']).double()
+    if record['spec']['groups'] == 'class': return recalls
+    groups = spec_of(record).class_groups(counts / counts.sum())
+    return [group_mean(torch.tensor(r, dtype=torch.float64), groups).tolist() for r in recalls]
+
 def draw_curves(records): # {title: record}, each of a goal with multipliers
-    "Over training: multipliers above, validation recall of each class below, from the most frequent class (dark) to the rarest"
+    "Over training: multipliers above, validation recalls below; of each class, from the most frequent (dark) to the rarest, or of head (dark) and tail where these are the goal"
     import matplotlib.pyplot as plt, seaborn as sns
     with sns.axes_style('ticks', {'axes.spines.top': False, 'axes.spines.right': False}), sns.plotting_context('paper', 1.1):
         fig, axs = plt.subplots(2, len(records), figsize=(9.5, 4.6), layout='constrained', sharex=True, sharey='row', squeeze=False)
         for column, (title, record) in zip(axs.T, records.items()):
             steps = [h['step'] for h in record['history']]
-            for ax, what in zip(column, ('multipliers', 'recall')):
-                curves = list(zip(*[h[what] for h in record['history']]))
+            for ax, values in zip(column, ([h['multipliers'] for h in record['history']], _goal_recalls(record))):
+                curves = list(zip(*values))
                 for curve, colour in zip(curves, sns.color_palette('viridis', len(curves))): ax.plot(steps, curve, color=colour, lw=.8)
             column[0].set(title=title)
-            column[1].set(xlabel='step', ylim=(0, 1))
+            column[1].set(xlabel='step')
+            if record['spec']['groups'] == 'head-tail': column[1].legend(['head', 'tail'], frameon=False)
         axs[0, 0].set(ylabel='multiplier')
-        axs[1, 0].set(ylabel='validation recall')
+        axs[1, 0].set(ylabel='validation recall', ylim=(0, None))
     return fig
 
 # %% ../nbs/07_experiments.ipynb #6ead7430

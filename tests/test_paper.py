@@ -1,7 +1,7 @@
 "`ncdo paper` from nothing to figures, at the smallest preset"
-import json, os, pandas as pd, pytest, torch
+import dataclasses, json, numpy as np, os, pandas as pd, pytest, torch
 from ncdo.data import DATASETS
-from ncdo.experiments import PRESETS, STUDIES, Spec, mean_se, mean_text, pack, read_record, recipe_spec, search_specs, studies_at, table_specs, tidy_table
+from ncdo.experiments import PRESETS, STUDIES, Spec, draw_curves, mean_se, mean_text, pack, pack_for_gpus, read_record, recipe_spec, search_specs, studies_at, table_specs, tidy_table
 from ncdo.gains import InputError
 from ncdo.training import Recipe
 
@@ -88,6 +88,12 @@ def test_packing_covers_every_run_once():
     assert all(len({(s.dataset, s.model, s.recipe) for s in stack}) == 1 for stack in stacks)
 
 
+@pytest.mark.parametrize('preset,dataset,size', [('paper', 'tiny-imagenet-lt', 1), ('paper-64px', 'tiny-imagenet-lt', 3), ('paper', 'cifar10-lt', 3)])
+def test_what_fills_a_gpu_trains_alone(preset, dataset, size):
+    specs = [recipe_spec(preset, dataset, seed=s) for s in range(3)]
+    assert max(map(len, pack(specs))) == size == max(map(len, pack_for_gpus(specs, 1)))
+
+
 def test_ids_are_stable_and_tell_specs_apart():
     assert Spec().id == 'bf616d24bf88'
     changed = [Spec(seed=1), Spec(loss='auto'), Spec(recipe=Recipe(steps=5)), Spec(fraction=.9), Spec(split_seed=1)]
@@ -119,3 +125,12 @@ def test_a_student_is_taught_with_its_teachers_priors_for_the_goal_of_the_sample
     worst = Spec(objective='worst-case-recall', groups='head-tail', tail=.34).problem(teacher, sample)
     assert worst.groups.tolist() == [0, 0, 1]
     assert torch.equal(Spec().problem(teacher, sample).gain([]), torch.eye(3).double())
+
+
+@pytest.mark.parametrize('groups,lines', [('class', 4), ('head-tail', 2)])
+def test_curves_show_what_the_goal_looks_at(groups, lines):
+    rows = [dict(step=10 * i, multipliers=[1 / lines] * lines, recall=[.1 * i, .2, .3, .4]) for i in range(3)]
+    record = dict(history=rows, class_counts=[8, 4, 2, 2], spec=dataclasses.asdict(Spec(groups=groups, tail=.5)))
+    _, below = draw_curves({'a goal': record}).axes
+    drawn = [line.get_ydata() for line in below.lines]
+    assert len(drawn) == lines and np.allclose(drawn[0], [0, .1, .2] if groups == 'class' else [.1, .15, .2])
