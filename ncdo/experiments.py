@@ -643,7 +643,7 @@ def study_specs(
     if study == 'table5': cells = table_specs('table2', p['preset'], p['datasets'], p['seeds']) | cells | hybrid_distilled_specs(p['preset'], p['datasets'], p['seeds'], p['gammas'])
     return [s for specs in cells.values() for s in specs]
 
-# %% ../nbs/07_experiments.ipynb #8529bb8a
+# %% ../nbs/07_experiments.ipynb #92e33b6f
 def mean_se(values): # Numbers
     "Mean and standard error; no error from a single value"
     v = np.asarray(values, float)
@@ -653,7 +653,7 @@ def with_error(mean, error, digits=3, sign='-'): # Numbers; after the point; '+'
     "'0.123 ± 0.004', without the error if it is nan"
     return f'{mean:{sign}.{digits}f}' + ('' if np.isnan(error) else f' ± {error:.{digits}f}')
 
-def mean_text(values, sign='+'): return with_error(*mean_se(values), sign=sign)
+def mean_text(values, sign='+', digits=3): return with_error(*mean_se(values), digits, sign)
 
 # %% ../nbs/07_experiments.ipynb #037146a7
 def tidy_table(

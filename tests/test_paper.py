@@ -1,7 +1,8 @@
 "`ncdo paper` from nothing to figures, at the smallest preset"
 import dataclasses, json, numpy as np, os, pandas as pd, pytest, torch
 from ncdo.data import DATASETS
-from ncdo.experiments import PRESETS, STUDIES, Spec, draw_curves, mean_se, mean_text, pack, pack_for_gpus, read_record, recipe_spec, search_specs, studies_at, table_specs, tidy_table
+from ncdo.experiments import (PRESETS, STUDIES, Spec, draw_curves, mean_se, mean_text, pack, pack_for_gpus,
+    read_record, recipe_spec, search_specs, studies_at, table_specs, tidy_table)
 from ncdo.gains import InputError
 from ncdo.training import Recipe
 

@@ -251,7 +251,8 @@ def test_rehearsals_leave_no_trace(steps, monkeypatch):
     from contextlib import nullcontext
     from types import SimpleNamespace as Some
     stream = Some(wait_stream=lambda other: None)
-    stand_ins = dict(Stream=lambda: stream, current_stream=lambda: stream, stream=lambda s: nullcontext(), graph=lambda g: nullcontext(), CUDAGraph=lambda: None)
+    here = lambda x: nullcontext()
+    stand_ins = dict(Stream=lambda: stream, current_stream=lambda: stream, stream=here, graph=here, CUDAGraph=lambda: None)
     for name, stand_in in stand_ins.items(): monkeypatch.setattr(torch.cuda, name, stand_in)
     recorded, plain = [Stack(members((0,))[:2], 'mlp-16', Recipe(steps=steps, batch_size=32, update_every=4), 'cpu') for _ in range(2)]
     monkeypatch.setattr(recorded, '_run', recorded._record)
