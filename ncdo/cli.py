@@ -37,14 +37,17 @@ def summary(
     if record['at_bound']: lines.append(f"multipliers at their bound: {', '.join(record['at_bound'])}; these constraints cannot be met together")
     return [*lines, f"record: {where}"]
 
-# %% ../nbs/08_cli.ipynb #f8cf005c
+# %% ../nbs/08_cli.ipynb #efa71864
 def check_place(out, device=None): # Folder to write to; 'cpu', 'cuda' or None
     "Refuse a folder or device that cannot be used"
     there = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not there.is_dir(): raise InputError(f'{there} is a file, so {out} cannot be a folder; choose another --out')
     if not os.access(there, os.W_OK): raise InputError(f'{there} cannot be written to; choose another --out')
-    if device and one_of(device.split(':')[0], ('cpu', 'cuda'), 'device') == 'cuda' and not torch.cuda.is_available():
-        raise InputError('there is no CUDA device here; leave out --device')
+    if not device: return
+    kind, _, index = device.partition(':')
+    if one_of(kind, ('cpu', 'cuda'), 'device') == 'cuda' and not torch.cuda.is_available(): raise InputError('there is no CUDA device here; leave out --device')
+    if ':' in device and not (index.isdecimal() and int(index) < max(1, torch.cuda.device_count())):
+        raise InputError(f"there is no device '{device}' here; use cpu, cuda, or cuda:0, cuda:1, ... as far as there are GPUs, or leave out --device")
 
 @contextlib.contextmanager
 def whole_or_nothing(out): # A run's folder
@@ -55,7 +58,7 @@ def whole_or_nothing(out): # A run's folder
         if out.is_dir() and not any(out.iterdir()): out.rmdir()
         raise InputError(f'{out} cannot be written to ({e.strerror}); make room there, or choose another --out') from None
 
-# %% ../nbs/08_cli.ipynb #82aa60e8
+# %% ../nbs/08_cli.ipynb #19307242
 @app.command()
 # chkstyle: ignore-node
 def train(
@@ -106,8 +109,10 @@ def train(
     spec = dataclasses.replace(spec, recipe=dataclasses.replace(spec.recipe, **{k: v for k, v in recipe.items() if v is not None}))
     record, checkpoint = read_record(out), out / 'checkpoint.safetensors'
     if record and record['id'] != spec.id: raise InputError(f'{out} holds the record of another run ({record["id"]}); choose another --out')
-    if record: same_data(record, loaded, out)
-    if checkpoint.exists() and not resume: raise InputError(f'{out} holds an unfinished run; add --resume to go on with it, or choose another --out')
+    if record:
+        same_data(record, loaded, out)
+        checkpoint.unlink(missing_ok=True)
+    elif checkpoint.exists() and not resume: raise InputError(f'{out} holds an unfinished run; add --resume to go on with it, or choose another --out')
     if not record:
         with tqdm(total=spec.recipe.steps, unit='step', desc=f'{Path(dataset).name}, {objective}, {loss}', disable=None) as bar, whole_or_nothing(out):
             record, = run_stack([spec], [out], data, device, bar.update, checkpoint, {spec.teacher: teacher}, weights=True)
@@ -138,7 +143,7 @@ def postshift(
         else: print(f"{name:>22}: objective {r['cross_fitted']['objective']:.3f}" + (f", largest violation {max(r['cross_fitted']['violations']):+.4f}" if r['before']['test']['worst_violation'] is not None else ''))
     print(f"result: {r['path']}")
 
-# %% ../nbs/08_cli.ipynb #0e7bb316
+# %% ../nbs/08_cli.ipynb #26c59dbb
 @app.command()
 # chkstyle: ignore-node
 def paper(
@@ -150,11 +155,13 @@ def paper(
     parameter: list[str] = typer.Option([], '--parameter', '-p', help='NAME=VALUE, a papermill parameter of those studies that have it'),
     compute_only: bool = typer.Option(False, '--compute-only', help='train, draw nothing; needs no Jupyter'),
     no_compute: bool = typer.Option(False, '--no-compute', help='only draw, from runs on record'),
-    workers: int = typer.Option(None, help='processes; one for each core unless given'),
+    workers: int = typer.Option(None, help='processes; one for each core or GPU unless given'),
+    largest: int = typer.Option(None, help='runs trained together in one network at most, if the memory is small'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given")
 ):
     "Regenerate the paper's figure and tables: compute the missing runs, execute the study notebooks"
-    if seeds is not None and seeds < 1: raise InputError(f'seeds is {seeds}; it must be at least 1')
+    for name, number in dict(seeds=seeds, workers=workers, largest=largest).items():
+        if number is not None and number < 1: raise InputError(f'{name} is {number}; it must be at least 1')
     one_of(preset, PRESETS, 'preset')
     if compute_only and no_compute: raise InputError('--compute-only and --no-compute leave nothing to do; give one of them')
     out, chosen = out or Path('paper_figures') / preset, [one_of(s, STUDIES, 'study') for s in studies or studies_at(preset)]
@@ -166,7 +173,7 @@ def paper(
     specs = [spec for s in chosen for spec in study_specs(s, parameters[s])]
     missing = [s for s in dict.fromkeys(specs) if read_record(out / 'runs' / s.id) is None]
     if no_compute and missing: raise InputError(f'{len(missing)} of {len(set(specs))} runs are not on record in {out / "runs"}; run without --no-compute')
-    if missing: compute(specs, out / 'runs', data, workers, device)
+    if missing: compute(specs, out / 'runs', data, workers, device, largest=largest)
     if 'table4' in chosen and not no_compute: shift_table4(parameters['table4'], out / 'runs', workers)
     if compute_only: return print(f'{len(set(specs))} runs on record in {out / "runs"}, {len(missing)} of them new')
     drawn = out / 'runs' / 'drawn.json'

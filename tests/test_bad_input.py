@@ -187,6 +187,8 @@ CASES = { # chkstyle: ignore-node
     'seed x': (options('--seed', 'x'), "Invalid value for '--seed'"),
     'unknown option': (options('--colour', 'red'), '--colour'),
     'unknown device': (options('--device', 'tpu'), "unknown device 'tpu'"),
+    'device that is not there': (options('--device', 'cpu:1'), "there is no device 'cpu:1' here"),
+    'device without a number': (options('--device', 'cpu:x'), "there is no device 'cpu:x' here"),
     'no record to learn from': (options('--teacher', 'nobody'), 'nobody holds no record of a finished run'),
     # Places
     'disk full at the scores': (full_disk('scores.npz'), 'run cannot be written to (No space left on device); make room there'),

@@ -40,6 +40,8 @@ PAPER = [ # chkstyle: ignore-node
     (['table2', '-p', 'sedes=3'], "unknown parameter 'sedes' of table2; it has"),
     (['table2', '-p', 'seeds'], 'not of the form NAME=VALUE'),
     (['table2', '--seeds', '0'], 'seeds is 0'),
+    (['table2', '--workers', '0'], 'workers is 0'),
+    (['table2', '--largest', '0'], 'largest is 0'),
     (['table2', '-p', 'datasets=[nothere]'], "unknown data set 'nothere'"),
     (['table2', '--no-compute'], 'runs are not on record'),
     (['table2', '--no-compute', '--compute-only'], 'nothing to do'),

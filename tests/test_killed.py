@@ -2,7 +2,7 @@
 import dataclasses, json, os, signal, subprocess, sys, time, pytest, torch
 from filelock import FileLock
 from safetensors.torch import save
-from ncdo.experiments import Busy, Job, Spec, claim, compute, jobs_for, pack_for_gpus, recipe_spec, run_stack
+from ncdo.experiments import Busy, Job, Spec, claim, compute, jobs_for, most_together, pack_for_gpus, recipe_spec, run_stack
 from ncdo.gains import InputError
 from ncdo.training import Member, Recipe, Stack, write_atomically
 
@@ -107,7 +107,7 @@ def test_checkpoints_that_share_a_run_are_not_both_gone_on_with(tmp_path):
         stack = Job(pair, tmp_path)
         write_atomically(stack.checkpoint, save({}, dict(name=' '.join(f'{s.id} on images x' for s in pair))))
     for order in (specs, specs[::-1]): # As wanted; a stack keeps the order of its checkpoint
-        jobs = jobs_for(order, tmp_path, None, ['cpu'])
+        jobs = jobs_for(order, tmp_path, None, ['cpu'], 12)
         assert sorted(s.seed for j in jobs for s in j.specs) == [0, 1, 2] and sum(j.checkpoint.exists() for j in jobs) == 1
 
 
@@ -170,3 +170,59 @@ def test_trap_37_training_never_looks_at_the_test_sample():
     a, b = results
     assert a.history == b.history and torch.equal(a.reduction.multipliers, b.reduction.multipliers) and not torch.equal(a.test, b.test)
     for name, weight in a.weights.items(): assert torch.equal(weight, b.weights[name])
+
+
+def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
+    "Alone, by SIGKILL: its two workers must not train on beside a batch that is started again"
+    code = f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_killed import compute, some_runs\nif __name__ == "__main__": compute(some_runs(10 ** 6), sys.argv[1], workers=2, quiet=True)'
+    script = tmp_path / 'batch.py'
+    script.write_text(code)
+    process = subprocess.Popen([sys.executable, str(script), str(tmp_path / 'runs')], start_new_session=True)
+    workers = lambda: [p for p in os.listdir('/proc') if p.isdecimal() and alive(p, process.pid)]
+    try:
+        while process.poll() is None and not (len(list(tmp_path.glob('runs/*/.lock'))) and len(workers()) > 2): time.sleep(.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.time() + 60
+        while workers() and time.time() < deadline: time.sleep(.1)
+        assert not workers()
+    finally:
+        if workers(): os.killpg(process.pid, signal.SIGKILL)
+
+
+def alive(pid, group):
+    "Is a process of this group alive?"
+    try: state, _, pgrp = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[:3]
+    except OSError: return False
+    return int(pgrp) == group and state not in 'ZX'
+
+
+def test_a_checkpoint_whose_runs_are_on_record_goes(ncdo, tmp_path):
+    "Killed between its last record and the removal: `ncdo train` shows the record, a batch tidies up"
+    args = ['train', '--model', 'mlp-16', '--steps', 10, '--batch-size', 32, '--out', tmp_path / 'run']
+    assert ncdo(*args)[0] == 0
+    (tmp_path / 'run/checkpoint.safetensors').write_bytes(b'left')
+    status, out, _ = ncdo(*args)
+    assert status == 0 and 'record:' in out and not (tmp_path / 'run/checkpoint.safetensors').exists()
+    spec = recipe_spec('smoke', 'digits-lt')
+    compute([spec], tmp_path / 'runs', workers=1, quiet=True)
+    write_atomically(left := Job([spec], tmp_path / 'runs').checkpoint, save({}, dict(name=f'{spec.id} on images x')))
+    compute([spec], tmp_path / 'runs', workers=1, quiet=True)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize('count,mend', [(1, '--batch-size'), (2, '--largest')])
+def test_too_little_memory_is_told(count, mend, tmp_path, monkeypatch):
+    def full(*args, **kwargs): raise torch.OutOfMemoryError('CUDA out of memory')
+    monkeypatch.setattr('ncdo.experiments.fit', full)
+    with pytest.raises(InputError, match=f'cpu ran out of memory with {count} × mlp-16 in training; .*{mend}'):
+        compute([recipe_spec('smoke', 'digits-balanced', seed=s, split_seed=0) for s in range(count)], tmp_path, workers=1, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('memory,most', [(80e9, 24), (16e9, 21), (8e9, 10), (.5e9, 1)])
+def test_smaller_cards_take_fewer_runs(memory, most, monkeypatch):
+    monkeypatch.setattr('ncdo.experiments.gpu_memory', lambda device: memory if device == 'cuda:1' else 80e9)
+    assert most_together(['cuda:0', 'cuda:1']) == most and most_together(['cpu']) == 12
+    specs = [recipe_spec('paper', 'cifar10-lt', seed=s) for s in range(30)]
+    assert max(map(len, pack_for_gpus(specs, 1, most))) <= most

@@ -131,12 +131,14 @@ def test_names_that_are_none(name):
     with pytest.raises(InputError): build(name, (3, 16, 16), 4, [0])
 
 
-@pytest.mark.parametrize('model,K,n,chunk', [('mlp-8', 24, 5000, 2500), ('mlp-8', 12, 5000, 5000), ('mlp-8', 1, 480, 480), ('resnet18@224', 1, 5000, 1000), ('mlp-8', 1000, 10, 10)])
-def test_pieces_in_which_a_gpu_measures(model, K, n, chunk):
+@pytest.mark.parametrize('model,K,n,memory,chunk', [('mlp-8', 24, 5000, 80e9, 2500), ('mlp-8', 12, 5000, 80e9, 5000), ('mlp-8', 1, 480, 80e9, 480),
+    ('resnet18@224', 1, 5000, 80e9, 1000), ('mlp-8', 1000, 10, 80e9, 10), ('mlp-8', 24, 5000, 20e9, 1250), ('resnet18@224', 1, 5000, 10e9, 295)])
+def test_pieces_in_which_a_gpu_measures(model, K, n, memory, chunk, monkeypatch):
     "All pieces alike, none larger than fits; sizes of CIFAR and TinyImageNet"
     from types import SimpleNamespace as Some
     side = int(model.partition('@')[2] or 0)
-    stack = Some(net=Some(side=side), border=4, x=torch.zeros(1, 3, 40, 40), members=[0] * K, parts=dict(validation=torch.zeros(K, n)))
+    monkeypatch.setattr('ncdo.training.gpu_memory', lambda device: memory)
+    stack = Some(device='cuda', net=Some(side=side), border=4, x=torch.zeros(1, 3, 40, 40), members=[0] * K, parts=dict(validation=torch.zeros(K, n)))
     assert Stack._chunk(stack) == chunk and -(-n // chunk) * chunk - n < chunk
 
 
@@ -207,6 +209,26 @@ def test_widened_and_folded_networks_say_the_same(model, monkeypatch):
     assert len(grown) == (3 if model.endswith('pad') else 5)
 
 
+def test_dropout_follows_from_seed_and_step(tmp_path, monkeypatch):
+    "A network that draws on its way: whole, again, and gone on with from a checkpoint among other draws, all the same; the caller's own draws are left alone"
+    (tmp_path / 'drawing_nets.py').write_text('from torch import nn\ndef net(num_classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.Dropout(.5), nn.Linear(32, num_classes))\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    def start(seed=0):
+        torch.manual_seed(seed + 100)
+        return Stack(members((seed,))[:1], 'drawing_nets:net', Recipe(steps=20, batch_size=32, update_every=4), 'cpu')
+    whole, again, broken, other = start(), start(), start(), start(1)
+    for _ in range(10): broken.train_step()
+    broken.save(tmp_path / 'c')
+    resumed = start()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    results = [fit(stack, checkpoint=path)[0].test for stack, path in ((whole, None), (again, None), (resumed, tmp_path / 'c'), (other, None))]
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2]) and not torch.allclose(results[0], results[3])
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 @pytest.mark.parametrize('model,K', [('resnet20', 1), ('resnet20-pad', 3), ('resnet18@64', 1), ('resnet18@64', 2)])
 def test_a_gpu_measures_what_a_cpu_measures(model, K):
@@ -251,7 +273,7 @@ def test_rehearsals_leave_no_trace(steps, monkeypatch):
     from contextlib import nullcontext
     from types import SimpleNamespace as Some
     stream = Some(wait_stream=lambda other: None)
-    here = lambda x: nullcontext()
+    here = lambda *x, **kw: nullcontext()
     stand_ins = dict(Stream=lambda: stream, current_stream=lambda: stream, stream=here, graph=here, CUDAGraph=lambda: None)
     for name, stand_in in stand_ins.items(): monkeypatch.setattr(torch.cuda, name, stand_in)
     recorded, plain = [Stack(members((0,))[:2], 'mlp-16', Recipe(steps=steps, batch_size=32, update_every=4), 'cpu') for _ in range(2)]
