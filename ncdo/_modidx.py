@@ -425,6 +425,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'ncdo.training._train_step': ('training.html#_train_step', 'ncdo/training.py'),
                                'ncdo.training._update': ('training.html#_update', 'ncdo/training.py'),
                                'ncdo.training.build': ('training.html#build', 'ncdo/training.py'),
+                               'ncdo.training.can_compile': ('training.html#can_compile', 'ncdo/training.py'),
                                'ncdo.training.crop_and_flip': ('training.html#crop_and_flip', 'ncdo/training.py'),
                                'ncdo.training.descend': ('training.html#descend', 'ncdo/training.py'),
                                'ncdo.training.draw_order': ('training.html#draw_order', 'ncdo/training.py'),

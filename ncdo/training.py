@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['LARGE', 'TWICE', 'KNOWN', 'FAMILIES', 'PIXELS', 'ROOMY', 'StackedLinear', 'widen', 'ConvNorm', 'Pad', 'Block', 'Stem',
            'ResNet', 'Enlarge', 'MLP', 'model_source', 'enlarged', 'Alone', 'build', 'Recipe', 'draw_order',
-           'crop_and_flip', 'Member', 'Result', 'pick_device', 'has_bfloat16', 'gpu_memory', 'Stack', 'look_up',
-           'descend', 'write_atomically', 'fit']
+           'crop_and_flip', 'Member', 'Result', 'pick_device', 'can_compile', 'has_bfloat16', 'gpu_memory', 'Stack',
+           'look_up', 'descend', 'write_atomically', 'fit']
 
-# %% ../nbs/04_training.ipynb #5e3876d1
-import contextlib, dataclasses, functools, math, os, re, time, torch, torch.nn.functional as F
+# %% ../nbs/04_training.ipynb #e21c15e7
+import contextlib, dataclasses, functools, importlib.util, math, os, re, shutil, time, torch, torch.nn.functional as F, warnings
 from pathlib import Path
 from torch import nn
 from .distillation import distilled_table_loss, teacher_priors
@@ -337,11 +337,16 @@ class Result:
 
 def pick_device(device=None): return torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
 
-# %% ../nbs/04_training.ipynb #326a0183
+# %% ../nbs/04_training.ipynb #c74e7e46
+def can_compile():
+    "Is there what `torch.compile` needs on a GPU? Warns if not"
+    if importlib.util.find_spec('triton') and (os.environ.get('CC') or any(map(shutil.which, ('gcc', 'clang', 'cc')))): return True
+    warnings.warn('Triton, or a C compiler for it, is missing: networks are not compiled, and train several times slower on a GPU')
+
 def has_bfloat16(): return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False) and not torch.version.hip
 def gpu_memory(device): return torch.cuda.get_device_properties(device).total_memory if torch.device(device).type == 'cuda' else math.inf # Bytes
 
-# %% ../nbs/04_training.ipynb #c4d2a4b8
+# %% ../nbs/04_training.ipynb #06875323
 class Stack:
     "Runs of one architecture, trained side by side"
     def __init__(self,
@@ -354,7 +359,7 @@ class Stack:
     ):
         self.members, self.recipe, self.device, self.dtype, self.step = members, recipe, pick_device(device), dtype, 0
         self.born, self.spent = time.time(), 0. # Seconds spent before the checkpoint it went on from
-        self.fast, self.graphs = self.device.type == 'cuda' if fast is None else fast, {}
+        self.fast, self.graphs = self.device.type == 'cuda' and can_compile() if fast is None else fast, {}
         self.half, self.adaptive = self.fast and dtype == torch.float32 and has_bfloat16(), any(m.problem.k for m in members)
         self._check_members()
         self._place_data()

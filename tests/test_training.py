@@ -209,6 +209,17 @@ def test_widened_and_folded_networks_say_the_same(model, monkeypatch):
     assert len(grown) == (3 if model.endswith('pad') else 5)
 
 
+@pytest.mark.parametrize('triton,compiler,can', [(True, 'gcc', True), (True, 'clang', True), (True, None, False), (False, 'gcc', False)])
+def test_a_gpu_without_triton_or_compiler_is_told(triton, compiler, can, monkeypatch):
+    from ncdo.training import can_compile
+    monkeypatch.delenv('CC', raising=False)
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: triton or None)
+    monkeypatch.setattr('shutil.which', lambda name: f'/bin/{name}' if name == compiler else None)
+    if can: assert can_compile()
+    else:
+        with pytest.warns(UserWarning, match='are not compiled'): assert not can_compile()
+
+
 def test_dropout_follows_from_seed_and_step(tmp_path, monkeypatch):
     "A network that draws on its way: whole, again, and gone on with from a checkpoint among other draws, all the same; the caller's own draws are left alone"
     (tmp_path / 'drawing_nets.py').write_text('from torch import nn\ndef net(num_classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.Dropout(.5), nn.Linear(32, num_classes))\n')
