@@ -220,14 +220,23 @@ def test_a_gpu_without_triton_or_compiler_is_told(triton, compiler, can, monkeyp
         with pytest.warns(UserWarning, match='are not compiled'): assert not can_compile()
 
 
-def test_dropout_follows_from_seed_and_step(tmp_path, monkeypatch):
-    "A network that draws on its way: whole, again, and gone on with from a checkpoint among other draws, all the same; the caller's own draws are left alone"
-    (tmp_path / 'drawing_nets.py').write_text('from torch import nn\ndef net(num_classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.Dropout(.5), nn.Linear(32, num_classes))\n')
+DRAWS = "from torch import nn\ndef net(num_classes): return nn.Sequential(nn.Flatten(), nn.LazyLinear(32), nn.Dropout(.5), nn.Linear(32, num_classes))\n"
+
+
+@pytest.fixture
+def drawing(tmp_path, monkeypatch):
+    "Name of a network of one's own that draws on its way"
+    (tmp_path / 'drawing_nets.py').write_text(DRAWS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    return 'drawing_nets:net'
+
+
+def test_dropout_follows_from_seed_and_step(tmp_path, drawing):
+    "Whole, again, and gone on with from a checkpoint among other draws, all the same; the caller's own draws are left alone"
     def start(seed=0):
         torch.manual_seed(seed + 100)
-        return Stack(members((seed,))[:1], 'drawing_nets:net', Recipe(steps=20, batch_size=32, update_every=4), 'cpu')
+        return Stack(members((seed,))[:1], drawing, Recipe(steps=20, batch_size=32, update_every=4), 'cpu')
     whole, again, broken, other = start(), start(), start(), start(1)
     for _ in range(10): broken.train_step()
     broken.save(tmp_path / 'c')
@@ -238,6 +247,28 @@ def test_dropout_follows_from_seed_and_step(tmp_path, monkeypatch):
     results = [fit(stack, checkpoint=path)[0].test for stack, path in ((whole, None), (again, None), (resumed, tmp_path / 'c'), (other, None))]
     assert torch.equal(torch.rand(3), expected)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2]) and not torch.allclose(results[0], results[3])
+
+
+@pytest.mark.parametrize('own', [True, False])
+def test_a_network_of_ones_own_is_not_recorded(own, drawing, monkeypatch):
+    "A recording would freeze what Python decides"
+    from contextlib import nullcontext
+    recorded = []
+    monkeypatch.setattr(torch.cuda, 'device', lambda device: nullcontext())
+    monkeypatch.setattr(Stack, '_record', lambda self, function: recorded.append(function.__name__) or type('Graph', (), dict(replay=function)))
+    stack = Stack(members((0,))[:1], drawing if own else 'mlp-16', SHORT, 'cpu')
+    stack.fast = True
+    for _ in range(5): stack.train_step()
+    assert recorded == ([] if own else ['_measure_and_move', '_train']) and int(stack.clock) == 5
+
+
+@pytest.mark.parametrize('own,rocm,can', [(True, None, True), (False, None, False), (True, '6.4', False)])
+def test_half_precision_only_where_the_card_has_it(own, rocm, can, monkeypatch):
+    from ncdo.training import has_bfloat16
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: own or including_emulation)
+    monkeypatch.setattr(torch.version, 'hip', rocm)
+    assert has_bfloat16() == can
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
