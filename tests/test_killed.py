@@ -43,13 +43,17 @@ def some_runs(steps=1500):
     return [Spec(model='mlp-16', seed=seed, split_seed=seed if goal else 0, recipe=recipe, **goal) for goal in goals for seed in (0, 1)]
 
 
+def start_batch(tmp_path, store, steps=1500):
+    "A session of its own that computes `some_runs` in two workers"
+    code = f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_killed import compute, some_runs\nif __name__ == "__main__": compute(some_runs({steps}), sys.argv[1], workers=2, quiet=True)'
+    (tmp_path / 'batch.py').write_text(code)
+    return subprocess.Popen([sys.executable, str(tmp_path / 'batch.py'), str(store)], start_new_session=True)
+
+
 def test_a_killed_batch_of_stacks(tmp_path):
     "Two processes, two stacks; killed together once a checkpoint lies there, then started again"
-    code = f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_killed import compute, some_runs\nif __name__ == "__main__": compute(some_runs(), sys.argv[1], workers=2, quiet=True)'
-    script = tmp_path / 'batch.py'
-    script.write_text(code)
     store = tmp_path / 'runs'
-    process = subprocess.Popen([sys.executable, str(script), str(store)], start_new_session=True)
+    process = start_batch(tmp_path, store)
     while process.poll() is None and not list(store.glob('*.checkpoint.safetensors')): time.sleep(.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -174,10 +178,7 @@ def test_trap_37_training_never_looks_at_the_test_sample():
 
 def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
     "Alone, by SIGKILL: its two workers must not train on beside a batch that is started again"
-    code = f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_killed import compute, some_runs\nif __name__ == "__main__": compute(some_runs(10 ** 6), sys.argv[1], workers=2, quiet=True)'
-    script = tmp_path / 'batch.py'
-    script.write_text(code)
-    process = subprocess.Popen([sys.executable, str(script), str(tmp_path / 'runs')], start_new_session=True)
+    process = start_batch(tmp_path, tmp_path / 'runs', 10 ** 6)
     workers = lambda: [p for p in os.listdir('/proc') if p.isdecimal() and alive(p, process.pid)]
     try:
         while process.poll() is None and not (len(list(tmp_path.glob('runs/*/.lock'))) and len(workers()) > 2): time.sleep(.05)

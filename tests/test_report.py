@@ -329,6 +329,8 @@ WRONG = [ # chkstyle: ignore-node
     (['report', '{}', '--beside', '{}/../nothere'], nothing, 'nothere holds no record of a finished run'),
     (['report', '{}', '--beside', '{}/../plain'], other_classes, 'about other classes'),
     (['report'], nothing, "Missing argument 'run'"),
+    (['predict', '{}', '{}', '--device', 'tpu'], nothing, "unknown device 'tpu'"),
+    (['predict', '{}', '{}', '--device', 'cpu:x'], nothing, "there is no device 'cpu:x' here"),
     (['predict', '{}', '{}/nothere.png'], nothing, 'nothere.png does not exist'),
     (['predict', '{}', '{}/nothing'], empty_folder, 'nothing holds no images'),
     (['predict', '{}', '{}/record.json'], nothing, 'record.json is not an image that can be read'),
