@@ -351,7 +351,7 @@ def jobs_for(specs, store, root, slots, largest): # Runs wanted; folder of the r
     return sorted([Job(stack, store, root) for stack in begun + afresh], key=lambda j: -len(j.specs) * j.steps)
 
 # %% ../nbs/07_experiments.ipynb #d42617fa
-MOST_ON_GPU, EACH_ON_GPU = 24, .75e9 # Members of a stack; bytes for each
+MOST_ON_GPU, EACH_ON_GPU = 48, .75e9 # Members of a stack; bytes for each
 
 def most_together(slots): # Devices
     "Members of a stack that there is room for"
@@ -695,7 +695,7 @@ def tidy_table(
     reported, # The paper's numbers, with columns table, dataset, method, metric, value
     measures # {dataset: metrics of the test sample to show}
 ): # DataFrame
-    "Mean and standard error over seeds of each metric, beside the paper's number"
+    "Mean and standard error over seeds of each metric, beside the paper's number on the same data sets, or all its numbers if it has none of these"
     rows = []
     for (dataset, method), runs in cells.items():
         columns = {m: [r['test'][m] for r in runs] for m in measures[dataset]}
@@ -704,6 +704,7 @@ def tidy_table(
         rows += [(dataset, method, m, *mean_se(v), len(v)) for m, v in columns.items()]
     ours = pd.DataFrame(rows, columns=['dataset', 'method', 'metric', 'mean', 'se', 'n'])
     theirs = reported[reported.table == study].rename(columns=dict(value='paper')).drop(columns='table')
+    if theirs.dataset.isin(ours.dataset).any(): theirs = theirs[theirs.dataset.isin(ours.dataset)]
     table = ours.merge(theirs, 'outer', on=['dataset', 'method', 'metric'], sort=False)
     def rank(column):
         known = LABELS if column.name == 'metric' else [*ours[column.name], *theirs[column.name]]
@@ -751,7 +752,7 @@ def draw_table(
     style = {'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True, 'axes.grid.axis': 'x'}
     with sns.axes_style('ticks', style), sns.plotting_context('paper', 1.1):
         colours = sns.color_palette('colorblind')
-        fig, axs = plt.subplots(len(measures), 2, figsize=(9.5, .6 + 3 * len(measures)), layout='constrained', squeeze=False, sharey=True)
+        fig, axs = plt.subplots(len(measures), 2, figsize=(9.5, .6 + 2.5 * len(measures)), layout='constrained', squeeze=False, sharey=True)
         methods = list(dict.fromkeys(table[table.n > 0].method))
         y = np.arange(len(methods))[::-1]
         for row, (dataset, names) in zip(axs, measures.items()):
@@ -765,9 +766,11 @@ def draw_table(
                 ax.plot(pick(theirs).paper, y, '|', color=colours[1], ms=15, mew=2.5, label='paper' if theirs == dataset else f'paper, {theirs}')
                 ax.set(xlabel=f'{LABELS[name]} (test data)', ylim=(-.6, len(methods) - .4), yticks=y, yticklabels=methods)
                 ax.margins(x=.08)
+                ax.locator_params(axis='x', nbins=7)
             if targets: row[1].axvline(targets[dataset], color='.3', ls=':', label='target')
         handles = {l: h for ax in axs[:, 1] for h, l in zip(*ax.get_legend_handles_labels())}
-        fig.legend(handles.values(), handles.keys(), loc='outside lower center', ncols=len(handles), frameon=False)
+        names = sorted(handles)
+        fig.legend([handles[l] for l in names], names, loc='outside lower center', ncols=len(handles), frameon=False)
     return fig
 
 # %% ../nbs/07_experiments.ipynb #111a1dba

@@ -119,6 +119,14 @@ def test_tidy_table_keeps_theirs_apart_from_ours():
     assert t.n.tolist() == [1, 1, 1, 1, 0] and t.paper.isna().tolist() == [True] * 4 + [False]
 
 
+def test_tidy_table_shows_the_papers_numbers_on_our_data_sets_where_it_has_any():
+    record = dict(test=dict(avg_recall=.5, min_recall=.1), validation=dict(avg_recall=.6, min_recall=.2))
+    rows = [('table2', dataset, 'ERM', 'min_recall', value) for dataset, value in (('cifar100-lt', .076), ('cifar10-lt', .589))]
+    reported = pd.DataFrame(rows, columns=['table', 'dataset', 'method', 'metric', 'value'])
+    t = tidy_table('table2', {('cifar10-lt', 'ERM'): [record]}, reported, {'cifar10-lt': ['avg_recall', 'min_recall']})
+    assert t.paper.dropna().tolist() == [.589] and set(t.dataset) == {'cifar10-lt'}
+
+
 def test_a_student_is_taught_with_its_teachers_priors_for_the_goal_of_the_sample():
     sample, teacher = torch.tensor([.6, .3, .1]).double(), torch.tensor([.4, .2, .4]).double()
     coverage = Spec(objective='coverage', loss='hybrid-b').problem(teacher, sample)
