@@ -229,16 +229,16 @@ def report_training(
     device = pick_device(device)
     rows = [('eager', 1, dict(fast=False))] + ([('recorded', 1, {}), *[('stacked', k, {}) for k in stacks]] if device.type == 'cuda' else [('stacked', k, {}) for k in stacks])
     (bandwidth, peak), (numbers, operations) = limits(device), forward_costs(model, side)
-    moving, computing = PASSES * 128 * numbers * (2 if device.type == 'cuda' else 4) / bandwidth, 3 * 128 * operations / peak
+    moving, computing = lambda half: PASSES * 128 * numbers * (2 if half else 4) / bandwidth, 3 * 128 * operations / peak
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, {torch.get_num_threads()} threads'
     print(f'{name}: {bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.1f} TFLOP/s; {model}, images of {side} pixels, batch 128, an update every {update_every} steps')
-    print(f'times of one model in ms; a step at that bandwidth {1000 * moving:.2f}, at that speed of arithmetic {1000 * computing:.2f}')
+    print(f'times of one model in ms; a step at that bandwidth {1000 * moving(device.type == "cuda"):.2f}, at that speed of arithmetic {1000 * computing:.2f}')
     print(f'{"":10} {"models":>6} {"step":>7} {"update":>7} {"whole":>7} {"images/s":>9} {"bandwidth":>9} {"arithmetic":>10} {"loop costs":>10}')
     for what, k, options in rows:
         stack = random_stack(k, model, num_classes=num_classes, side=side, update_every=update_every, device=device, **options)
         step, update = [1000 * s / k for s in time_training(stack, **counts)]
         whole, loop = step + update / update_every, update / update_every / step
-        used = f'{1000 * moving / whole:9.0%} {1000 * computing / step:10.0%}'
+        used = f'{1000 * moving(stack.half) / whole:9.0%} {1000 * computing / step:10.0%}'
         print(f'{what:10} {k:6} {step:7.2f} {update:7.1f} {whole:7.2f} {128000 / whole:9.0f} {used} {loop:10.0%}', flush=True)
         del stack
 

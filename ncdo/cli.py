@@ -152,7 +152,7 @@ def postshift(
 # chkstyle: ignore-node
 def paper(
     studies: list[str] = typer.Argument(None, help=f"studies: {', '.join(STUDIES)}; all that the preset has unless given"),
-    preset: str = typer.Option('quick', help='quick (digits, a laptop), paper (CIFAR, GPUs), paper-64px (tables 2 to 4, TinyImageNet) or smoke'),
+    preset: str = typer.Option('quick', help='quick (digits, a laptop), paper (CIFAR and TinyImageNet, GPUs), paper-64px (tables 2 to 4, TinyImageNet at 64 pixels) or smoke'),
     out: Path = typer.Option(None, help='folder for figures, tables, notebooks and runs; paper_figures/PRESET unless given'),
     data: str = typer.Option(None, help='data root, for CIFAR and TinyImageNet; or set NCDO_DATA'),
     seeds: int = typer.Option(None, help='runs of each method, instead of the preset\'s'),
