@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['OBJECTIVES', 'MEASURED', 'LOSSES', 'MOST_ON_CPU', 'MOST_ON_GPU', 'EACH_ON_GPU', 'PRESETS', 'UPDATES', 'METHODS',
-           'TABLE4', 'MINIMA', 'LABELS', 'STUDIES', 'PROJECT', 'one_of', 'check_model', 'Spec', 'metrics', 'assessment',
-           'make_record', 'write_weights', 'read_record', 'write_record', 'spec_of', 'priors_of', 'read_scores',
-           'same_data', 'check_records', 'stackable', 'pack', 'taught_by', 'Busy', 'claim', 'run_stack', 'Job',
-           'interrupted', 'jobs_for', 'most_together', 'pack_for_gpus', 'Board', 'devices', 'compute', 'post_shift_run',
-           'recipe_spec', 'own_recipe', 'table_specs', 'hybrid_distilled_specs', 'seeds_of', 'figure1_specs',
-           'searched', 'search_specs', 'table4_specs', 'shift_table4', 'study_specs', 'mean_se', 'with_error',
-           'mean_text', 'digits_of', 'tidy_table', 'wide_table', 'save_table', 'save_figure', 'draw_table',
-           'draw_curves', 'study_notebook', 'notebook_parameters', 'studies_at', 'study_parameters', 'draw_study',
-           'draw_studies', 'study_files', 'study_fingerprint']
+           'TABLE4', 'MINIMA', 'LABELS', 'ROUNDING', 'STUDIES', 'PROJECT', 'one_of', 'check_model', 'Spec', 'metrics',
+           'assessment', 'make_record', 'write_weights', 'read_record', 'write_record', 'spec_of', 'priors_of',
+           'read_scores', 'same_data', 'check_records', 'stackable', 'pack', 'taught_by', 'Busy', 'claim', 'run_stack',
+           'Job', 'interrupted', 'jobs_for', 'most_together', 'pack_for_gpus', 'Board', 'devices', 'compute',
+           'post_shift_run', 'recipe_spec', 'own_recipe', 'table_specs', 'hybrid_distilled_specs', 'seeds_of',
+           'figure1_specs', 'searched', 'search_specs', 'table4_specs', 'shift_table4', 'study_specs', 'mean_se',
+           'with_error', 'mean_text', 'digits_of', 'tidy_table', 'wide_table', 'save_table', 'save_figure',
+           'draw_table', 'draw_curves', 'study_notebook', 'notebook_parameters', 'studies_at', 'study_parameters',
+           'draw_study', 'draw_studies', 'study_files', 'study_fingerprint']
 
 # %% ../nbs/07_experiments.ipynb #a0f742c2
 import contextlib, dataclasses, functools, hashlib, importlib.metadata, io, json, math, multiprocessing, os, platform, re, threading, time, zipfile
@@ -687,6 +687,8 @@ MINIMA = dict(min_recall='worst recall', min_head_tail_recall='min head–tail r
 LABELS = {'avg_recall': 'average recall', **{p + k: v + s for k, v in MINIMA.items() for p, s in (('', ''), ('validation_', ' (validation)'))},
     'train_accuracy': 'training accuracy'} # In the order of a table's columns
 
+ROUNDING = 3e-4 # Standard error of a number given to .001
+
 def digits_of(metric): return 4 if 'coverage' in metric else 3 # To show after the point
 
 def tidy_table(
@@ -714,11 +716,11 @@ def tidy_table(
 
 # %% ../nbs/07_experiments.ipynb #5346390d
 def wide_table(table): # A tidy table
-    "One row for each method; ours as mean ± standard error, the paper's in columns of their own, with how many standard errors ours lies above"
+    "One row for each method: ours as mean ± standard error, then the paper's; in brackets how many of these errors ours lies above, if they exceed its rounding"
     def text(row): return with_error(row['mean'], row.se, digits_of(row.metric))
     label = table.dataset + ': ' + table.metric.map(LABELS)
     ours = table[table.n > 0].assign(value=lambda t: t.apply(text, axis=1), column='ours, ' + label)
-    def their_text(row): return f'{row.paper:.3f}' + (f' ({(row["mean"] - row.paper) / row.se:+.1f} s.e.)' if row.se > 0 else '')
+    def their_text(row): return f'{row.paper:.3f}' + (f' ({(row["mean"] - row.paper) / row.se:+.1f} s.e.)' if row.se > ROUNDING else '')
     theirs = table[table.paper.notna()].assign(value=lambda t: t.apply(their_text, axis=1), column='paper, ' + label)
     both = pd.concat([ours, theirs])
     wide = both.pivot(index='method', columns='column', values='value')
