@@ -716,11 +716,11 @@ def tidy_table(
 
 # %% ../nbs/07_experiments.ipynb #5346390d
 def wide_table(table): # A tidy table
-    "One row for each method: ours as mean ± standard error, then the paper's; in brackets how many of these errors ours lies above, if they exceed its rounding"
+    "One row for each method: ours as mean ± standard error, then the paper's; in brackets ours less the paper's in standard errors, of ours and of its rounding"
     def text(row): return with_error(row['mean'], row.se, digits_of(row.metric))
     label = table.dataset + ': ' + table.metric.map(LABELS)
     ours = table[table.n > 0].assign(value=lambda t: t.apply(text, axis=1), column='ours, ' + label)
-    def their_text(row): return f'{row.paper:.3f}' + (f' ({(row["mean"] - row.paper) / row.se:+.1f} s.e.)' if row.se > ROUNDING else '')
+    def their_text(row): return f'{row.paper:.3f}' + (f' ({(row["mean"] - row.paper) / math.hypot(row.se, ROUNDING):+.1f} s.e.)' if row.se > 0 else '')
     theirs = table[table.paper.notna()].assign(value=lambda t: t.apply(their_text, axis=1), column='paper, ' + label)
     both = pd.concat([ours, theirs])
     wide = both.pivot(index='method', columns='column', values='value')

@@ -2,7 +2,7 @@
 import dataclasses, json, numpy as np, os, pandas as pd, pytest, torch
 from ncdo.data import DATASETS
 from ncdo.experiments import (PRESETS, STUDIES, Spec, draw_curves, mean_se, mean_text, pack, pack_for_gpus,
-    read_record, recipe_spec, search_specs, studies_at, table_specs, tidy_table)
+    read_record, recipe_spec, search_specs, studies_at, table_specs, tidy_table, wide_table)
 from ncdo.gains import InputError
 from ncdo.training import Recipe
 
@@ -125,6 +125,16 @@ def test_tidy_table_shows_the_papers_numbers_on_our_data_sets_where_it_has_any()
     reported = pd.DataFrame(rows, columns=['table', 'dataset', 'method', 'metric', 'value'])
     t = tidy_table('table2', {('cifar10-lt', 'ERM'): [record]}, reported, {'cifar10-lt': ['avg_recall', 'min_recall']})
     assert t.paper.dropna().tolist() == [.589] and set(t.dataset) == {'cifar10-lt'}
+
+
+@pytest.mark.parametrize('spread,shown', [(.001, '-1.0'), (1e-6, '-3.3'), (0., None)])
+def test_differences_in_standard_errors_count_the_papers_rounding(spread, shown):
+    "Two runs .001 below a number given to .001, one run beside it"
+    values = [.099 + spread, .099 - spread][:2 if spread else 1]
+    records = [dict(test=dict(avg_recall=v, min_recall=v), validation=dict(avg_recall=v, min_recall=v)) for v in values]
+    reported = pd.DataFrame([('table2', 'cifar10-lt', 'ERM', 'avg_recall', .1)], columns=['table', 'dataset', 'method', 'metric', 'value'])
+    t = wide_table(tidy_table('table2', {('cifar10-lt', 'ERM'): records}, reported, {'cifar10-lt': ['avg_recall', 'min_recall']}))
+    assert t.loc['ERM', 'paper, cifar10-lt: average recall'] == '0.100' + (f' ({shown} s.e.)' if shown else '')
 
 
 def test_a_student_is_taught_with_its_teachers_priors_for_the_goal_of_the_sample():
