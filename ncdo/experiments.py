@@ -126,8 +126,10 @@ def assessment(
     "Metrics, per-class recall and coverage, objective and largest violation, and the counts behind them"
     C = confusion_matrix(y, predicted, problem.m)
     objective, violations = problem.evaluate(C)
+    bound = problem.domain == 'nonnegative' and problem.k
     return dict(metrics(C, groups), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
-        worst_violation=violations.max().item() if problem.domain == 'nonnegative' and problem.k else None, confusion=(C * len(y)).round().int().tolist())
+        worst_violation=violations.max().item() if bound else None, met=not (violations > problem.slack()).any() if bound else None,
+        confusion=(C * len(y)).round().int().tolist())
 
 # %% ../nbs/07_experiments.ipynb #0bcda12b
 def make_record(
@@ -197,10 +199,10 @@ def priors_of(record): # From `read_record`
 def read_scores(folder): # A run's folder
     "Scores and labels of a finished run: train, validation, test, y_train, ..."
     path = Path(folder) / 'scores.npz'
-    if not path.exists(): raise InputError(f'{path} is missing; compute the run again to have its scores')
+    if not path.exists(): raise InputError(f'{path} is missing; remove record.json beside it and compute the run again to have its scores')
     try:
         with np.load(path, allow_pickle=False) as z: return {k: torch.from_numpy(z[k]) for k in z.files}
-    except (ValueError, OSError, zipfile.BadZipFile) as e: raise InputError(f'{path} cannot be read ({type(e).__name__}); compute the run again') from None
+    except (ValueError, OSError, zipfile.BadZipFile) as e: raise InputError(f'{path} cannot be read ({type(e).__name__}); remove record.json beside it and compute the run again') from None
 
 # %% ../nbs/07_experiments.ipynb #01499e8b
 def same_data(record, data, folder): # From `read_record`; `Data`; the run's folder

@@ -32,7 +32,7 @@ def confusion_matrix(
     check=True # Look for labels out of range? (waits for the GPU)
 ): # (..., m, m) float64, rows true, columns predicted, summing to 1
     "Share of the sample with true class i (row) and predicted class j (column)"
-    m, target, predicted = num_classes, torch.as_tensor(target), torch.as_tensor(predicted)
+    m, (target, predicted) = num_classes, [torch.as_tensor(x.to_numpy(copy=True) if hasattr(x, 'to_numpy') else x) for x in (target, predicted)]
     if target.shape != predicted.shape: raise InputError(f'target has shape {tuple(target.shape)}, predicted {tuple(predicted.shape)}; they must agree')
     if target.numel() == 0: raise InputError('target is empty; a confusion matrix needs at least one example')
     keep = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
@@ -109,7 +109,9 @@ def check_priors(
     floor=None # Raise smaller entries to this, then divide by the sum again
 ): # (m,) float64
     "Class priors as a float64 tensor, all positive, or an error that names the class"
-    p = torch.as_tensor(priors, dtype=torch.float64).detach()
+    if hasattr(priors, 'to_numpy') and list(priors.index) != list(range(len(priors))):
+        raise InputError(f'{what} has the index {list(priors.index)[:5]}; classes are 0..m-1 in order, so give an array in that order (value_counts sorts by frequency)')
+    p = torch.as_tensor(priors.to_numpy(copy=True) if hasattr(priors, 'to_numpy') else priors, dtype=torch.float64).detach()
     if p.ndim != 1 or len(p) < 2: raise InputError(f'{what} has shape {tuple(p.shape)}; give one number for each of at least 2 classes')
     if floor: p = p.clamp(min=floor) / p.clamp(min=floor).sum()
     bad = (~(p > 0)).nonzero().flatten().tolist()
@@ -154,6 +156,7 @@ class Problem:
         self.priors = check_priors(priors)
         self.target_priors = self.priors if target_priors is None else check_priors(target_priors, 'target_priors')
         self.b = torch.as_tensor(b, dtype=torch.float64)
+        if self.b.ndim != 1: raise InputError(f'b has shape {tuple(self.b.shape)}; give one right-hand side for each constraint')
         self.m, self.k, self.domain = len(self.priors), len(self.b), domain
         self.names = list(names or [f'class {i}' for i in range(self.k)])
         if len(self.target_priors) != self.m: raise InputError(f'target_priors has {len(self.target_priors)} classes, priors {self.m}')
@@ -182,8 +185,13 @@ class Problem:
 
     def objective(self, C): return self.evaluate(C)[0]
     def violations(self, C): return self.evaluate(C)[1]
+    def slack(self, tolerance=1e-3): # Of every constraint
+        "By how much each constraint may be missed and count as met, (k,): the tolerance, or a fiftieth of the bound (of its classes' share, if the bound is 0) where that is less"
+        return (self.b.where(self.b > 0, self._size()) / 50).clamp(max=tolerance)
+
     def initial_multipliers(self): return torch.full_like(self.b, 1 / self.k) if self.domain == 'simplex' else torch.zeros_like(self.b)
 
+    def _size(self): return torch.full_like(self.b, torch.inf)
     def _matrix(self, multipliers): return self.ratio[:, None] * (self.A + torch.einsum('...k,kij->...ij', multipliers, self.B))
 
     def _parts(self, C):
@@ -221,6 +229,8 @@ class ClassProblem(Problem):
         G = (self.ratio * self.r)[:, None] * (self.v * per_class)[..., None, :]
         G.diagonal(dim1=-2, dim2=-1).add_(diag)
         return G
+
+    def _size(self): return self._sum(self.target_priors)
 
     def _sum(self, x):
         "Sum over the classes of each constraint, (..., k); index -1 (no constraint) falls off the end"

@@ -489,6 +489,7 @@ def _any_loss(loss, logits, target):
 
 def _check_gain(gain, m=None):
     "A gain as a float64 CPU tensor, or an error"
+    if hasattr(gain, 'gain'): raise InputError(f'gain is a {type(gain).__name__}; give its matrix, as in SaddlePoint(problem).gain')
     gain = torch.as_tensor(gain).detach().double().cpu()
     if gain.ndim != 2 or gain.shape[0] != gain.shape[1]: raise InputError(f'gain has shape {tuple(gain.shape)}; it must be square')
     if m and len(gain) != m: raise InputError(f'gain has shape {tuple(gain.shape)}; this loss was made for {m} classes')
@@ -520,6 +521,7 @@ class CostSensitiveLoss(nn.Module):
     def set_gain(self, gain): # (m, m)
         "Use this gain from now on"
         gain, m = _check_gain(gain, len(self.gain)), len(self.gain)
+        self._classes = m
         shifted = self.kind == 'softmax-shifted'
         self._exact = shift_tables(gain) if shifted else loss_tables(gain, self.kind, self.priors, self.diag, self.strength)
         if self._exact[1] is None: self._structure = torch.ones_like(gain[0]), None, None
@@ -544,7 +546,8 @@ class CostSensitiveLoss(nn.Module):
         self.set_gain(self.gain)
 
     def forward(self, logits, target): # (n, m) scores; (n,) class indices or (n, m) label distributions
-        if self._quick and target.dtype is torch.int64 and logits.dtype is self._dtype and logits.is_cpu and not torch.compiler.is_compiling():
+        plain = target.dtype is torch.int64 and logits.dtype is self._dtype and logits.is_cpu and logits.shape[-1] == self._classes
+        if plain and self._quick and not torch.compiler.is_compiling():
             try:
                 if self.weight is None and logits.numel() < LARGE: return cross_entropy(logits - self.log_diag, target, None, 1, NOT_A_LABEL)
                 if not torch.is_autocast_enabled('cpu'): return _fast_mean(self, logits, target)

@@ -112,6 +112,7 @@ class PostShiftClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, probabilities, y, sample_weight=None): # (n, m); (n,) labels; (n,) weights
         "Choose the gain on held-out probabilities and labels"
         X, y = validate_data(self, probabilities, y, dtype=[np.float64, np.float32])
+        X = np.array(X, order='C') # A copy that PyTorch can take
         check_classification_targets(y)
         w = torch.as_tensor(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
         self.classes_ = np.unique(y) if self.classes is None else np.asarray(self.classes)
@@ -135,12 +136,15 @@ class PostShiftClassifier(ClassifierMixin, BaseEstimator):
         "Prediction of each example by a gain that has not seen it"
         predicted = torch.zeros_like(y)
         folds = KFold(min(self.cv, len(y)), shuffle=True, random_state=self.random_state) if isinstance(self.cv, int) else check_cv(self.cv)
-        for rest, fold in folds.split(p):
+        pairs = list(folds.split(p, y))
+        if not np.array_equal(np.sort(np.concatenate([fold for _, fold in pairs])), np.arange(len(y))): raise InputError('cv must hold out every row once, as KFold and StratifiedKFold do')
+        for rest, fold in pairs:
             predicted[fold] = bayes_rule(p[fold], self._fit(p[rest], y[rest], w[rest])[0]) if w[rest].sum() > 0 else p[fold].argmax(1)
         return predicted
 
     def predict(self, probabilities): # (n, m) -> (n,) labels
         "The label with the largest expected gain"
         check_is_fitted(self)
-        p = check_distributions(self._columns(validate_data(self, probabilities, dtype=[np.float64, np.float32], reset=False)), len(self.classes_))
+        X = np.array(validate_data(self, probabilities, dtype=[np.float64, np.float32], reset=False), order='C')
+        p = check_distributions(self._columns(X), len(self.classes_))
         return self.classes_[bayes_rule(p, torch.as_tensor(self.gain_)).numpy()]

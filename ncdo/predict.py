@@ -28,7 +28,7 @@ class Classifier(nn.Module):
             self.net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith('net.')})
             for k in ('mean', 'std'): self.register_buffer(k, tensors[k].view(-1, 1, 1))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as e:
-            raise InputError(f'{path} cannot be used ({type(e).__name__}: {str(e).splitlines()[0]}); train the run again') from None
+            raise InputError(f'{path} cannot be used ({type(e).__name__}: {str(e).splitlines()[0]}); remove record.json beside it and train the run again') from None
         self.eval()
 
     def forward(self, pixels): return self.net(((pixels - self.mean) / self.std).unsqueeze(0)).squeeze(0)

@@ -37,7 +37,7 @@ class SaddlePoint:
         step_size=0.1, # omega, see `update_multipliers`
         *, floor=1e-6, # Smallest multiplier on the simplex
         max_multiplier=10., # Largest multiplier of a constraint
-        tolerance=1e-3 # Violation up to which a classifier counts as feasible
+        tolerance=1e-3 # Violation up to which a classifier counts as feasible; less for small bounds, see `Problem.slack`
     ):
         if not step_size > 0: raise InputError(f'step_size is {step_size}; it must be positive')
         if not max_multiplier > 0: raise InputError(f'max_multiplier is {max_multiplier}; it must be positive')
@@ -64,16 +64,18 @@ class SaddlePoint:
         v = self.history[i]['violations'].nan_to_num(-math.inf)
         return v.max().item() if self.problem.domain == 'nonnegative' and len(v) else -math.inf
 
+    def _met(self, i): return self.problem.domain == 'simplex' or not (self.history[i]['violations'] > self.problem.slack(self.tolerance)).any()
+
     def _rank(self, i):
         "Feasible before infeasible; then by objective, or by violation"
         worst = self._worst(i)
         objective = self.history[i]['objective'].nan_to_num(-math.inf).item()
-        return (1, objective) if worst <= self.tolerance else (0, -worst)
+        return (1, objective) if self._met(i) else (0, -worst)
 
     @property
     def improved(self): return self.best is not None and self.best == len(self.history) - 1
     @property
-    def feasible(self): return self.best is not None and self._worst(self.best) <= self.tolerance
+    def feasible(self): return self.best is not None and self._met(self.best)
     @property
     def at_bound(self): return [n for n, x in zip(self.problem.names, self.multipliers) if self.problem.domain == 'nonnegative' and x >= self.max_multiplier]
 

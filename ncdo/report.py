@@ -87,7 +87,7 @@ def judge(run): # `Run`
     v = {part: run.values(C) for part, C in run.confusion.items()}
     error = run.values(drawn_again(run.confusion['test'])).std(0)
     violations = {part: run.problem.violations(C / C.sum()) for part, C in run.confusion.items()}
-    met = {part: ~(x > 1e-3) for part, x in violations.items()} if run.target is not None else None
+    met = {part: ~(x > run.problem.slack()) for part, x in violations.items()} if run.target is not None else None
     passed = [{p: bool(met[p][i]) for p in v} if met else None for i in range(len(run.units))]
     rows = [dict(name=n, error=error[i].item(), met=passed[i], **{p: v[p][i].item() for p in v}) for i, n in enumerate(run.units)]
     said, kind = {}, 'class ' if len(run.units) == run.m else ''

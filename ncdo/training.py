@@ -201,7 +201,7 @@ def _alone(model, shape, num_classes, seeds):
             net = make(num_classes=num_classes)
             stack = Alone(net, 3 if model_source(model) == 'torchvision' and shape[0] == 1 else -1)
             scores = [copy.deepcopy(stack).train()(x) if training else stack.eval()(x) for training in (False, True) for x in [torch.zeros(1, 2, *shape)]]
-        except Exception as e: raise InputError(f"model '{model}' fails on {'x'.join(map(str, shape))} images of {num_classes} classes ({_told(e)})") from None
+        except Exception as e: raise InputError(f"model '{model}' fails on {'x'.join(map(str, shape))} images of {num_classes} classes ({_told(e)})" + f'; it is called with num_classes={num_classes}' * (model_source(model) == 'import')) from None
     for s in scores:
         if s.shape != (1, 2, num_classes): raise InputError(f"model '{model}' gives {tuple(s.shape[1:])} for 2 images of {num_classes} classes; it must give (2, {num_classes}) scores")
     return stack.train()

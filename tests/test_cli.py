@@ -60,7 +60,23 @@ def test_a_folder_with_another_run_is_left_alone(ncdo, tmp_path):
     before = (tmp_path / 'run/record.json').read_bytes()
     status, _, err = ncdo(*QUICK, '--seed', 1, '--out', tmp_path / 'run')
     assert status == 2 and 'the record of another run' in err and (tmp_path / 'run/record.json').read_bytes() == before
-    assert ncdo(*QUICK, '--out', tmp_path / 'run')[0] == 0 and (tmp_path / 'run/record.json').read_bytes() == before
+    status, out, err = ncdo(*QUICK, '--out', tmp_path / 'run')
+    assert status == 0 and 'worst class' in out and 'nothing was trained' in err and (tmp_path / 'run/record.json').read_bytes() == before
+
+
+def test_a_students_split_is_its_teachers(ncdo, tmp_path):
+    assert ncdo(*QUICK, '--split-seed', 1, '--out', tmp_path / 'teacher')[0] == 0
+    student = [*QUICK, '--teacher', tmp_path / 'teacher', '--out', tmp_path / 'student']
+    status, _, err = ncdo(*student, '--split-seed', 2)
+    assert status == 2 and "--split-seed is 2, the teacher's 1" in err and not (tmp_path / 'student').exists()
+    assert ncdo(*student)[0] == 0 and json.loads((tmp_path / 'student/record.json').read_text())['spec']['split_seed'] == 1
+
+
+def test_a_class_never_predicted_is_named(ncdo, tmp_path):
+    status, out, _ = ncdo(*QUICK, '--steps', 1, '--objective', 'precision', '--loss', 'hybrid-b', '--out', tmp_path / 'run')
+    record = json.loads((tmp_path / 'run/record.json').read_text())
+    never = [name for name, share in zip(record['class_names'], record['test']['coverage']) if share == 0]
+    assert status == 0 and never and f"never predicted on test data: {', '.join(never)}\n" in out
 
 
 def test_killed_and_resumed(ncdo, tmp_path):
@@ -74,6 +90,8 @@ def test_killed_and_resumed(ncdo, tmp_path):
     assert not (tmp_path / 'a/record.json').exists()
     status, _, err = ncdo(*args, '--out', tmp_path / 'a')
     assert status == 2 and 'add --resume' in err
+    status, _, err = ncdo(*args, '--learning-rate', '.01', '--out', tmp_path / 'a')
+    assert status == 2 and 'has other options than these' in err and '--resume' not in err and err.count('\n') == 1
     assert ncdo(*args, '--out', tmp_path / 'a', '--resume')[0] == 0 and ncdo(*args, '--out', tmp_path / 'b')[0] == 0
     a, b = [json.loads((tmp_path / d / 'record.json').read_text()) for d in 'ab']
     assert a['test'] == b['test'] and a['history'] == b['history'] and not (tmp_path / 'a/checkpoint.safetensors').exists()

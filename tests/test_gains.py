@@ -142,3 +142,27 @@ def test_a_problem_of_ones_own_from_matrices():
     B = -torch.ones(1, 4, 4, dtype=torch.float64) * torch.tensor([1., 1, 0, 0])
     problem, C = Problem(torch.eye(4), B, [-.5], PRIORS, names=['first two']), at_priors(random_confusion(), PRIORS)
     assert torch.allclose(problem.violations(C), coverage(C)[:2].sum() - .5) and problem.names == ['first two'] and isinstance(ClassProblem(PRIORS), gains.Problem)
+
+
+@pytest.mark.parametrize('problem,missed,met', [
+    (balanced_coverage_constraint(torch.full((1000,), .001)), .00095, False), # A class that is never predicted
+    (balanced_coverage_constraint(torch.full((1000,), .001)), .00001, True),
+    (coverage_constraint([.9, .0992, .0008]), .00076, False), (coverage_constraint([.9, .0992, .0008]), .00001, True),
+    (precision_constraint([.8, .1985, .0015], .7), .0004, False), (precision_constraint([.8, .1985, .0015], .7), .00002, True),
+    (recall_constraint([.6, .4], .5), .0009, True), (recall_constraint([.6, .4], .5), .0011, False),
+    (Problem(torch.eye(2), torch.eye(2)[None], [-.5], [.5, .5]), .0009, True)])
+def test_what_counts_as_met_is_small_beside_the_target(problem, missed, met):
+    assert bool(missed <= problem.slack()[-1]) == met and problem.slack().max() <= 1e-3 and problem.slack().shape == problem.b.shape
+
+
+def test_pandas_counts_are_not_taken_out_of_order():
+    import pandas as pd
+    labels = pd.Series([1] * 7 + [0] * 3, index=range(5, 15))
+    with pytest.raises(InputError, match='sorts by frequency'): worst_case_recall(labels.value_counts(normalize=True))
+    with pytest.raises(InputError, match='index'): check_priors(labels.map({0: 'a', 1: 'b'}).value_counts(normalize=True))
+    assert torch.equal(check_priors(labels.value_counts(normalize=True).sort_index()), torch.tensor([.3, .7], dtype=torch.float64))
+    assert torch.allclose(confusion_matrix(labels, labels, 2), torch.tensor([.3, .7], dtype=torch.float64).diag())
+
+
+def test_one_number_for_each_constraint():
+    with pytest.raises(InputError, match='one right-hand side for each constraint'): Problem(torch.eye(2), torch.eye(2)[None], .6, [.5, .5])

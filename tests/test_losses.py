@@ -243,3 +243,16 @@ def test_benchmark_reports_every_loss_at_every_size(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert 'logit-adjusted' in out and 'hybrid, dense gain, soft labels' in out and 'confusion_matrix + update' in out
     with pytest.raises(SystemExit): bench.main([])
+
+
+@pytest.mark.parametrize('m,n', [(2, 4), (3, 4), (300, 2)])
+@pytest.mark.parametrize('columns', [1, 2, 5])
+def test_scores_of_another_width_are_refused(m, n, columns):
+    "A single column would be broadcast: a head of one logit trained on nonsense"
+    if columns == m: columns += 1
+    for gain in (torch.eye(m).double(), torch.eye(m).double() + .1):
+        with pytest.raises(InputError, match=f'this loss was made for {m} classes'): CostSensitiveLoss(gain)(torch.randn(n, columns), torch.zeros(n).long())
+
+
+def test_a_problem_is_no_gain():
+    with pytest.raises(InputError, match='SaddlePoint'): CostSensitiveLoss(worst_case_recall(PRIORS))

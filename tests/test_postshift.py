@@ -407,3 +407,25 @@ def test_the_benchmark_reports_and_draws(capsys, monkeypatch, tmp_path):
     for wrong in (['postshift', '--plot'], ['postshift', 'x'], ['other']):
         with pytest.raises(SystemExit): bench.main(wrong)
         assert 'usage' in capsys.readouterr().err
+
+
+def test_folds_hold_out_every_row_once(toy):
+    from sklearn.model_selection import RepeatedKFold, ShuffleSplit, StratifiedKFold
+    p, y = toy[2].numpy(), toy[1].numpy()
+    fit = lambda cv: PostShiftClassifier(iterations=20, cv=cv).fit(p, y)
+    for cv in (ShuffleSplit(5, test_size=.2, random_state=0), RepeatedKFold(n_splits=5, n_repeats=2)):
+        with pytest.raises(InputError, match='every row once'): fit(cv)
+    assert abs(fit(StratifiedKFold(5)).cross_fitted_objective_ - fit(5).cross_fitted_objective_) < .1
+
+
+def test_tables_and_reversed_columns(toy):
+    import pandas as pd
+    p, y = toy[2].numpy(), toy[1].numpy()
+    plain = PostShiftClassifier(iterations=20, cv=None).fit(p, y)
+    table = pd.DataFrame(p, columns=list('abcd'))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        framed = PostShiftClassifier(iterations=20, cv=None).fit(table, y)
+        assert (framed.predict(table) == plain.predict(p)).all()
+        turned = PostShiftClassifier(iterations=20, cv=None, classes=[3, 2, 1, 0]).fit(p[:, ::-1], y)
+        assert (turned.predict(p[:, ::-1]) == plain.predict(p)).mean() > .99

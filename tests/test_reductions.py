@@ -115,3 +115,12 @@ def test_average_is_the_metric_of_the_mixture_of_iterates():
 def test_history_can_be_plotted():
     p = toy_probabilities(50, seed=1)
     plot_history(play(SaddlePoint(coverage_constraint(p.mean(0))), p, 5), 'coverage')
+
+
+def test_a_class_without_predictions_is_not_met():
+    "Its whole target, .00095, lies under the tolerance of .001"
+    reduction = SaddlePoint(balanced_coverage_constraint(torch.full((1000,), .001)))
+    reduction.update(torch.eye(1000)[0].double().expand(1000, -1) / 1000)
+    assert not reduction.feasible
+    reduction.update(torch.eye(1000).double() / 1000)
+    assert reduction.feasible and reduction.best == 1
