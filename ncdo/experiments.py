@@ -7,7 +7,7 @@ __all__ = ['OBJECTIVES', 'MEASURED', 'LOSSES', 'MOST_ON_CPU', 'MOST_ON_GPU', 'EA
            'TABLE4', 'MINIMA', 'LABELS', 'ROUNDING', 'STUDIES', 'PROJECT', 'one_of', 'check_model', 'Spec', 'metrics',
            'assessment', 'make_record', 'write_weights', 'read_record', 'write_record', 'spec_of', 'priors_of',
            'read_scores', 'same_data', 'check_records', 'stackable', 'pack', 'taught_by', 'Busy', 'claim', 'run_stack',
-           'Job', 'interrupted', 'jobs_for', 'most_together', 'pack_for_gpus', 'Board', 'devices', 'compute',
+           'Job', 'runs_in', 'interrupted', 'jobs_for', 'most_together', 'pack_for_gpus', 'Board', 'devices', 'compute',
            'post_shift_run', 'recipe_spec', 'own_recipe', 'table_specs', 'hybrid_distilled_specs', 'seeds_of',
            'figure1_specs', 'searched', 'search_specs', 'table4_specs', 'shift_table4', 'study_specs', 'mean_se',
            'with_error', 'mean_text', 'digits_of', 'tidy_table', 'wide_table', 'save_table', 'save_figure',
@@ -328,15 +328,16 @@ class Job:
         return True
 
 # %% ../nbs/07_experiments.ipynb #8db19a8e
+def runs_in(checkpoint): # File
+    "Ids of the runs whose checkpoint it is"
+    from safetensors import SafetensorError, safe_open
+    try:
+        with safe_open(checkpoint, 'pt') as f: return re.findall(r'(\w+) on images', f.metadata()['name'])
+    except (SafetensorError, OSError) as e: raise InputError(f'checkpoint {checkpoint} cannot be read ({e}); remove it to start afresh') from None
+
 def interrupted(store): # Folder of the run folders
     "Path -> ids of its runs, for each checkpoint that lies there"
-    from safetensors import SafetensorError, safe_open
-    found = {}
-    for path in sorted(Path(store).glob('*.checkpoint.safetensors')):
-        try:
-            with safe_open(path, 'pt') as f: found[path] = re.findall(r'(\w+) on images', f.metadata()['name'])
-        except (SafetensorError, OSError) as e: raise InputError(f'checkpoint {path} cannot be read ({e}); remove it to start afresh') from None
-    return found
+    return {path: runs_in(path) for path in sorted(Path(store).glob('*.checkpoint.safetensors'))}
 
 def jobs_for(specs, store, root, slots, largest): # Runs wanted; folder of the run folders; data root; devices; members of a stack at most
     "The stacks that are not on record, the longest first; those with a checkpoint as they were"

@@ -16,6 +16,8 @@ import copy, torch
 class InputError(ValueError): "A mistake in the input, told in one line: what is wrong, and how to mend it"
 
 # %% ../nbs/00_gains.ipynb #6aea0d6f
+def _values(x): return x.to_numpy(copy=True) if hasattr(x, 'to_numpy') else x # Of a pandas Series, whatever its index
+
 def _labels(x, num_classes, what):
     "Class indices as an int64 tensor, each in [0, num_classes), or an error that names the offending values"
     x = torch.as_tensor(x)
@@ -32,7 +34,7 @@ def confusion_matrix(
     check=True # Look for labels out of range? (waits for the GPU)
 ): # (..., m, m) float64, rows true, columns predicted, summing to 1
     "Share of the sample with true class i (row) and predicted class j (column)"
-    m, (target, predicted) = num_classes, [torch.as_tensor(x.to_numpy(copy=True) if hasattr(x, 'to_numpy') else x) for x in (target, predicted)]
+    m, target, predicted = num_classes, torch.as_tensor(_values(target)), torch.as_tensor(_values(predicted))
     if target.shape != predicted.shape: raise InputError(f'target has shape {tuple(target.shape)}, predicted {tuple(predicted.shape)}; they must agree')
     if target.numel() == 0: raise InputError('target is empty; a confusion matrix needs at least one example')
     keep = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
@@ -111,7 +113,7 @@ def check_priors(
     "Class priors as a float64 tensor, all positive, or an error that names the class"
     if hasattr(priors, 'to_numpy') and list(priors.index) != list(range(len(priors))):
         raise InputError(f'{what} has the index {list(priors.index)[:5]}; classes are 0..m-1 in order, so give an array in that order (value_counts sorts by frequency)')
-    p = torch.as_tensor(priors.to_numpy(copy=True) if hasattr(priors, 'to_numpy') else priors, dtype=torch.float64).detach()
+    p = torch.as_tensor(_values(priors), dtype=torch.float64).detach()
     if p.ndim != 1 or len(p) < 2: raise InputError(f'{what} has shape {tuple(p.shape)}; give one number for each of at least 2 classes')
     if floor: p = p.clamp(min=floor) / p.clamp(min=floor).sum()
     bad = (~(p > 0)).nonzero().flatten().tolist()

@@ -521,7 +521,6 @@ class CostSensitiveLoss(nn.Module):
     def set_gain(self, gain): # (m, m)
         "Use this gain from now on"
         gain, m = _check_gain(gain, len(self.gain)), len(self.gain)
-        self._classes = m
         shifted = self.kind == 'softmax-shifted'
         self._exact = shift_tables(gain) if shifted else loss_tables(gain, self.kind, self.priors, self.diag, self.strength)
         if self._exact[1] is None: self._structure = torch.ones_like(gain[0]), None, None
@@ -546,7 +545,7 @@ class CostSensitiveLoss(nn.Module):
         self.set_gain(self.gain)
 
     def forward(self, logits, target): # (n, m) scores; (n,) class indices or (n, m) label distributions
-        plain = target.dtype is torch.int64 and logits.dtype is self._dtype and logits.is_cpu and logits.shape[-1] == self._classes
+        plain = target.dtype is torch.int64 and logits.dtype is self._dtype and logits.is_cpu and logits.shape[-1:] == self.log_diag.shape
         if plain and self._quick and not torch.compiler.is_compiling():
             try:
                 if self.weight is None and logits.numel() < LARGE: return cross_entropy(logits - self.log_diag, target, None, 1, NOT_A_LABEL)

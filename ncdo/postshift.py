@@ -103,16 +103,15 @@ class PostShiftClassifier(ClassifierMixin, BaseEstimator):
         self.shrinkage, self.cv, self.random_state = shrinkage, cv, random_state
 
     def _columns(self, X):
-        "Rows of probabilities, one column a class"
+        "Rows of probabilities, one column a class, in a copy that PyTorch can take"
         if X.shape[1] != len(self.classes_): raise InputError(f'{X.shape[1]} columns of probabilities for {len(self.classes_)} classes; give classes=')
-        return X
+        return np.array(X, order='C')
 
     def _fit(self, p, y, w): return post_shift(self.problem_, p, y, w, self.step_size, self.iterations, self.shrinkage)
 
     def fit(self, probabilities, y, sample_weight=None): # (n, m); (n,) labels; (n,) weights
         "Choose the gain on held-out probabilities and labels"
         X, y = validate_data(self, probabilities, y, dtype=[np.float64, np.float32])
-        X = np.array(X, order='C') # A copy that PyTorch can take
         check_classification_targets(y)
         w = torch.as_tensor(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
         self.classes_ = np.unique(y) if self.classes is None else np.asarray(self.classes)
@@ -145,6 +144,5 @@ class PostShiftClassifier(ClassifierMixin, BaseEstimator):
     def predict(self, probabilities): # (n, m) -> (n,) labels
         "The label with the largest expected gain"
         check_is_fitted(self)
-        X = np.array(validate_data(self, probabilities, dtype=[np.float64, np.float32], reset=False), order='C')
-        p = check_distributions(self._columns(X), len(self.classes_))
+        p = check_distributions(self._columns(validate_data(self, probabilities, dtype=[np.float64, np.float32], reset=False)), len(self.classes_))
         return self.classes_[bayes_rule(p, torch.as_tensor(self.gain_)).numpy()]

@@ -42,7 +42,7 @@ class SaddlePoint:
         if not step_size > 0: raise InputError(f'step_size is {step_size}; it must be positive')
         if not max_multiplier > 0: raise InputError(f'max_multiplier is {max_multiplier}; it must be positive')
         self.problem, self.step_size, self.floor, self.max_multiplier, self.tolerance = problem, step_size, floor, max_multiplier, tolerance
-        self.multipliers, self.history, self.best = problem.initial_multipliers(), [], None
+        self.multipliers, self.history, self.best, self._slack = problem.initial_multipliers(), [], None, problem.slack(tolerance)
 
     @property
     def gain(self): return self.problem.gain(self.multipliers)
@@ -64,7 +64,7 @@ class SaddlePoint:
         v = self.history[i]['violations'].nan_to_num(-math.inf)
         return v.max().item() if self.problem.domain == 'nonnegative' and len(v) else -math.inf
 
-    def _met(self, i): return self.problem.domain == 'simplex' or not (self.history[i]['violations'] > self.problem.slack(self.tolerance)).any()
+    def _met(self, i): return self.problem.domain == 'simplex' or not (self.history[i]['violations'] > self._slack).any()
 
     def _rank(self, i):
         "Feasible before infeasible; then by objective, or by violation"
