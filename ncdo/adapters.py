@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 from .data import load
-from .experiments import Job, check_records, pack, read_record
+from .runs import read_record
+from .schedule import Job, pack
 from .gains import InputError, confusion_matrix, worst_case_recall
 from .losses import CostSensitiveLoss
 from .reductions import SaddlePoint
@@ -199,7 +200,6 @@ def compute_with_ray(
     "`compute` of chapter 07 on a Ray cluster; one on this machine is started unless `ray.init` was called"
     ray = _optional('ray', 'ray')
     store = Path(store).resolve()
-    check_records(specs, store, root)
     task = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), max_retries=retries)(_run_job)
     for students in (False, True):
         jobs = [Job(stack, store, root) for stack in pack(specs, largest) if bool(stack[0].teacher) == students]

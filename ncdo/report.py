@@ -11,7 +11,7 @@ __all__ = ['WANTED', 'QUANTITIES', 'RECALL', 'BLUE', 'ORANGE', 'GREY', 'STYLE', 
 # %% ../nbs/07a_report.ipynb #e2b0f851
 import base64, functools, io, torch, numpy as np
 from pathlib import Path
-from .experiments import post_shift_run, read_record, spec_of
+from .runs import post_shift_run, read_record, spec_of
 from .gains import InputError, at_priors, average_recall, balanced_coverage, coverage, group_mean, precision, recall
 from .training import write_atomically
 

@@ -39,13 +39,13 @@ PAPER = [ # chkstyle: ignore-node
     (['table2', '--preset', 'huge'], "unknown preset 'huge'"),
     (['table2', '-p', 'sedes=3'], "unknown parameter 'sedes' of table2; it has"),
     (['table2', '-p', 'seeds'], 'not of the form NAME=VALUE'),
-    (['table2', '--seeds', '0'], 'seeds is 0'),
+    (['table2', '--seeds', '0'], 'seeds of table2 is 0'),
     (['table2', '--workers', '0'], 'workers is 0'),
     (['table2', '--largest', '0'], 'largest is 0'),
     (['table2', '-p', 'datasets=[nothere]'], "unknown data set 'nothere'"),
     (['table2', '--no-compute'], 'runs are not on record'),
     (['table2', '--no-compute', '--compute-only'], 'nothing to do'),
-    (['table2', '--preset', 'paper'], 'needs a data root')]
+    (['table2', '--preset', 'paper', '--seeds', '9'], 'needs a data root')]
 
 
 @pytest.mark.parametrize('args,message', PAPER, ids=lambda v: ' '.join(v) if isinstance(v, list) else '')

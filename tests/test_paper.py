@@ -1,9 +1,11 @@
 "`ncdo paper` from nothing to figures, at the smallest preset"
 import dataclasses, json, numpy as np, os, pandas as pd, pytest, torch
 from ncdo.data import DATASETS
-from ncdo.experiments import (PRESETS, STUDIES, Spec, draw_curves, mean_se, mean_text, pack, pack_for_gpus,
-    read_record, recipe_spec, search_specs, studies_at, table_specs, tidy_table, wide_table)
 from ncdo.gains import InputError
+from ncdo.runs import PRESETS, Spec, read_record, recipe_spec
+from ncdo.schedule import pack, pack_for_gpus
+from ncdo.studies import search_specs, studies, studies_at, table_specs
+from ncdo.tables import draw_curves, mean_se, mean_text, tidy_table, wide_table
 from ncdo.training import Recipe
 
 
@@ -47,16 +49,18 @@ def test_a_parameter_goes_to_the_studies_that_have_it(ncdo, tmp_path):
 
 
 def test_a_preset_without_some_studies(ncdo, tmp_path):
-    assert studies_at('paper-64px') == ['table2', 'table3', 'table4'] and studies_at('paper') == list(STUDIES)
+    assert studies_at('paper-64px') == ['table2', 'table3', 'table4'] and studies_at('paper') == list(studies())
     status, _, err = ncdo('paper', 'figure1', '--preset', 'paper-64px', '--out', tmp_path)
     assert status == 2 and "unknown preset of figure1 'paper-64px'; use one of smoke, quick, paper" in err
     plain, _ = search_specs('paper', 'tiny-imagenet-lt', .5, 0, [1])
     assert plain['padded shortcuts'].model == 'resnet18-pad@224' and plain['starting point'].model == 'resnet18@224'
 
 
-@pytest.mark.parametrize('changes', [dict(tau=7), dict(fraction=-1), dict(recipe=Recipe(weight_decay=-1))])
-def test_a_spec_refuses_what_cannot_be(changes):
-    with pytest.raises(InputError, match=next(iter(changes)) if 'recipe' not in changes else 'weight_decay'): Spec(**changes)
+@pytest.mark.parametrize('what,changes', [(Spec, dict(tau=7)), (Spec, dict(fraction=-1)), (Recipe, dict(weight_decay=-1)), (Spec, dict(seed=1.5)), (Spec, dict(step_size='a')),
+    (Spec, dict(tau=True)), (Spec, dict(max_multiplier=0)), (Recipe, dict(steps=2.5)), (Recipe, dict(augment=1)), (Recipe, dict(milestones=(2,)))])
+def test_a_spec_refuses_what_cannot_be(what, changes):
+    name, value = next(iter(changes.items()))
+    with pytest.raises(InputError, match='a milestone is 2; give' if name == 'milestones' else f'{name} is {value!r}; give'): what(**changes)
 
 
 def test_seeds_of_each_data_set():

@@ -4,7 +4,7 @@ from configparser import ConfigParser
 from importlib.metadata import metadata, version
 from pathlib import Path
 import pytest, yaml
-from ncdo.experiments import STUDIES, notebook_parameters, study_notebook, study_parameters
+from ncdo.studies import notebook_parameters, settled, studies
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,11 +41,11 @@ import ncdo.cli
     subprocess.run([sys.executable, '-c', code], check=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize('study', STUDIES)
+@pytest.mark.parametrize('study', list(studies()))
 @pytest.mark.parametrize('preset', ['smoke', 'quick', 'paper'])
 def test_each_study_has_each_preset(study, preset):
-    chosen = study_parameters(study, preset)
-    assert chosen.keys() == notebook_parameters(study_notebook(study)).keys() and chosen.get('preset', preset) == preset
+    chosen = vars(settled(study, dict(preset=preset)))
+    assert chosen.keys() == notebook_parameters(study).keys() and chosen['preset'] == preset
 
 
 def test_no_path_of_a_machine_is_committed():
