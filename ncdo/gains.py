@@ -10,18 +10,37 @@ __all__ = ['InputError', 'confusion_matrix', 'accuracy', 'recall', 'precision', 
            'accuracy_goal', 'average_recall_goal', 'bayes_rule', 'simplex_grid', 'draw_simplex']
 
 # %% ../nbs/00_gains.ipynb #aaf24ef3
-import copy, torch
+import copy, math, numbers, torch
 
 # %% ../nbs/00_gains.ipynb #8419bdbf
 class InputError(ValueError): "A mistake in the input, told in one line: what is wrong, and how to mend it"
 
 # %% ../nbs/00_gains.ipynb #6aea0d6f
-def _values(x): return x.to_numpy(copy=True) if hasattr(x, 'to_numpy') else x # Of a pandas Series, whatever its index
+def _values(x):
+    "What torch can take of a pandas Series or data frame, whatever its index, and of an array that runs backwards"
+    if hasattr(x, 'to_numpy'): return x.to_numpy(copy=True)
+    return x.copy() if any(s < 0 for s in getattr(x, 'strides', ())) else x
+
+def _tensor(x, what, dtype=None):
+    "Numbers in any container as a tensor, or an error that names it"
+    try:
+        if isinstance(x, (list, tuple)) and x and getattr(x[0], 'ndim', 0): # Also of data frames
+            return torch.stack([_tensor(v, what, dtype) for v in x])
+        return torch.as_tensor(_values(x), dtype=dtype)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f'{what} is a {type(x).__name__} that does not hold numbers, equally many in each row; give an array of numbers') from None
+
+def _number(value, what, fits, must):
+    "A number that `fits`, or an error that says what it must be"
+    if not isinstance(value, numbers.Real) or not fits(value):
+        raise InputError(f'{what} is {repr(value) if isinstance(value, str) else value}; it must {must}')
+    return value
 
 def _labels(x, num_classes, what):
     "Class indices as an int64 tensor, each in [0, num_classes), or an error that names the offending values"
-    x = torch.as_tensor(x)
-    if x.is_floating_point() or x.dtype == torch.bool: raise InputError(f'{what} holds {x.dtype} values; give class indices (integers)')
+    x = _tensor(x, what)
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise InputError(f'{what} holds {x.dtype} values; give class indices (integers)')
     bad = x[(x < 0) | (x >= num_classes)]
     if len(bad): raise InputError(f'{what} holds {sorted(set(bad.tolist()))[:5]}, outside the classes 0..{num_classes - 1}')
     return x.long()
@@ -34,7 +53,7 @@ def confusion_matrix(
     check=True # Look for labels out of range? (waits for the GPU)
 ): # (..., m, m) float64, rows true, columns predicted, summing to 1
     "Share of the sample with true class i (row) and predicted class j (column)"
-    m, target, predicted = num_classes, torch.as_tensor(_values(target)), torch.as_tensor(_values(predicted))
+    m, target, predicted = num_classes, _tensor(target, 'target'), _tensor(predicted, 'predicted')
     if target.shape != predicted.shape: raise InputError(f'target has shape {tuple(target.shape)}, predicted {tuple(predicted.shape)}; they must agree')
     if target.numel() == 0: raise InputError('target is empty; a confusion matrix needs at least one example')
     keep = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
@@ -91,7 +110,7 @@ def geometric_mean_gain(
     floor=0.01 # Smaller recalls count as this
 ): # (m, m) diagonal, finite
     "The gain whose maximisation raises the geometric mean of recalls, from where they are now"
-    p, recalls = check_priors(priors), torch.as_tensor(recalls, dtype=torch.float64)
+    p, recalls = check_priors(priors), _tensor(recalls, 'recalls', torch.float64)
     return torch.diag(1 / (len(p) * p * recalls.nan_to_num(1.).clamp(min=floor)))
 
 # %% ../nbs/00_gains.ipynb #e57e3be3
@@ -100,7 +119,7 @@ def at_priors(
     priors # (m,) class frequencies to bring it to
 ): # (..., m, m); rows of classes that do not occur are 0, the others sum to 1
     "The confusion matrix the same classifier would have if the classes came with these frequencies"
-    rows, priors = C.sum(-1, keepdim=True), torch.as_tensor(priors, dtype=C.dtype, device=C.device)
+    rows, priors = C.sum(-1, keepdim=True), _tensor(priors, 'priors', C.dtype).to(C.device)
     C = (C / rows).where(rows > 0, 0) * priors[:, None]
     return C / C.sum((-2, -1), keepdim=True)
 
@@ -113,7 +132,7 @@ def check_priors(
     "Class priors as a float64 tensor, all positive, or an error that names the class"
     if hasattr(priors, 'to_numpy') and list(priors.index) != list(range(len(priors))):
         raise InputError(f'{what} has the index {list(priors.index)[:5]}; classes are 0..m-1 in order, so give an array in that order (value_counts sorts by frequency)')
-    p = torch.as_tensor(_values(priors), dtype=torch.float64).detach()
+    p = _tensor(priors, what, torch.float64).detach()
     if p.ndim != 1 or len(p) < 2: raise InputError(f'{what} has shape {tuple(p.shape)}; give one number for each of at least 2 classes')
     if floor: p = p.clamp(min=floor) / p.clamp(min=floor).sum()
     bad = (~(p > 0)).nonzero().flatten().tolist()
@@ -128,9 +147,13 @@ def class_priors(
     floor=None # See `check_priors`
 ): # (m,) float64
     "Class frequencies of a training sample"
-    target = torch.as_tensor(target)
+    target = _tensor(target, 'target')
+    if target.ndim == 2 and target.shape[1] == 1: target = target[:, 0] # A data frame with one column
+    if target.ndim not in (1, 2) or not len(target) or target.ndim == 2 and target.shape[1] != num_classes:
+        raise InputError(f'target has shape {tuple(target.shape)}; give n labels, or n rows of {num_classes} class probabilities')
     if target.ndim == 2: return check_priors(target.double().mean(0), floor=floor)
     if ignore_index is not None: target = target[target != ignore_index]
+    if not len(target): raise InputError('every target is ignore_index; priors need at least one label that counts')
     counts = torch.bincount(_labels(target, num_classes, 'target'), minlength=num_classes).double()
     return check_priors(counts / counts.sum(), floor=floor)
 
@@ -147,24 +170,37 @@ class Problem:
         names=None # k names of the constraints, for warnings and plots
     ):
         self._state(b, priors, target_priors, domain, names)
-        self.B = torch.as_tensor(B, dtype=torch.float64)
-        self.A = torch.zeros(self.m, self.m, dtype=torch.float64) if A is None else torch.as_tensor(A, dtype=torch.float64)
+        self.B = _tensor(B, 'B', torch.float64)
+        self.A = torch.zeros(self.m, self.m, dtype=torch.float64) if A is None else _tensor(A, 'A', torch.float64)
         if self.A.shape != (self.m, self.m): raise InputError(f'A has shape {tuple(self.A.shape)}; with {self.m} classes it must be {self.m, self.m}')
         if self.B.shape != (self.k, self.m, self.m):
             raise InputError(f'B has shape {tuple(self.B.shape)}; with {self.k} bounds and {self.m} classes it must be {self.k, self.m, self.m}')
+        if not (self.A.isfinite().all() and self.B.isfinite().all()): raise InputError('A and B must be finite numbers; one of them holds nan or inf')
         if domain == 'simplex' and (self.A.any() or self.b.any()): raise InputError("domain 'simplex' maximises the smallest <B_k, C>; A and b must be 0")
+        at_stake = lambda W: self.target_priors * (W.amax(-1) - W.amin(-1))
+        self.reward_weights, self.value_weights = at_stake(self.A), at_stake(self.B)
+        right = self.B.diagonal(dim1=-2, dim2=-1) != 0
+        self.own_weights = right.where(right.any(-1, keepdim=True), (self.B != 0).any(-1)).double()
+        self._complete()
 
     def _state(self, b, priors, target_priors, domain, names):
         self.priors = check_priors(priors)
         self.target_priors = self.priors if target_priors is None else check_priors(target_priors, 'target_priors')
-        self.b = torch.as_tensor(b, dtype=torch.float64)
-        if self.b.ndim != 1: raise InputError(f'b has shape {tuple(self.b.shape)}; give one right-hand side for each constraint')
+        self.b = _tensor(b, 'b', torch.float64)
+        if self.b.ndim != 1 or not self.b.isfinite().all(): raise InputError(f'b has shape {tuple(self.b.shape)}; give one right-hand side for each constraint, a finite number')
         self.m, self.k, self.domain = len(self.priors), len(self.b), domain
-        self.names = list(names or [f'class {i}' for i in range(self.k)])
+        self.names = [f'class {i}' for i in range(self.k)] if names is None else list(names)
         if len(self.target_priors) != self.m: raise InputError(f'target_priors has {len(self.target_priors)} classes, priors {self.m}')
         if domain not in ('simplex', 'nonnegative'): raise InputError(f"unknown domain '{domain}'; use 'simplex' or 'nonnegative'")
         if len(self.names) != self.k: raise InputError(f'{len(self.names)} names for {self.k} constraints')
         self.ratio = self.target_priors / self.priors
+
+    def _complete(self):
+        "What a sample that shows every class has at stake, and each constraint's share of the class mix"
+        own, everything = self._own(self.target_priors), torch.ones_like(self.target_priors)
+        self.full_reward, self.full_values = self._reward(everything), self._value(everything)
+        self.own_nothing, self.share = own == 0, own.clamp(min=1e-6) / own.clamp(min=1e-6).sum()
+        self.room = self.b.where(self.b > 0, self._size()) / 50
 
     def to(self, device): # Any torch device
         "The same problem with its tensors there"
@@ -174,33 +210,72 @@ class Problem:
 
     def gain(self, multipliers): # (..., k)
         "G(multipliers), the (..., m, m) matrix of eq. 4 for a classifier trained at `priors`"
-        multipliers = torch.as_tensor(multipliers, dtype=torch.float64)
+        multipliers = _tensor(multipliers, 'multipliers', torch.float64)
         if multipliers.shape[-1:] != (self.k,): raise InputError(f'{multipliers.shape[-1]} multipliers for a problem with {self.k} constraints')
         return self._matrix(multipliers)
 
     def evaluate(self, C): # (..., m, m) confusion, measured on any class mix
-        "Objective (...) and violations (..., k) in one pass; nan where they rest on a class that does not occur"
-        C = torch.as_tensor(C, dtype=torch.float64, device=self.b.device)
-        if C.shape[-2:] != (self.m, self.m): raise InputError(f'confusion has shape {tuple(C.shape)}; this problem has {self.m} classes')
-        objective, values = self._parts(C)
+        "Objective (...) and violations (..., k) in one pass; nan where nothing that they are about occurs"
+        C = _tensor(C, 'the confusion matrix', torch.float64).to(self.b.device)
+        if C.shape[-2:] != (self.m, self.m):
+            raise InputError(f'confusion has shape {tuple(C.shape)}; this problem has {self.m} classes, so it must be {self.m, self.m}')
+        total = C.sum((-2, -1))
+        if not (C.amin() >= 0 and (total > 0).all() and (total < torch.inf).all()): # Also false for nan
+            bad = C[~((C >= 0) & (C < torch.inf))]
+            raise InputError(f'the confusion matrix holds {bad[0].item():g}; give shares or counts, 0 or more' if len(bad) else
+                'the confusion matrix is all 0; it needs at least one example')
+        return self._evaluate(C)
+
+    def _evaluate(self, C):
+        "`evaluate` without its checks, which wait for the device"
+        rows = C.sum(-1)
+        seen = (rows > 0).double()
+        earned, values = self._sums(C, self.target_priors * seen / rows.clamp(min=1e-300))
+        objective = earned * _made_good(self.full_reward, self._reward(1 - seen))
+        values = values * _made_good(self.full_values, self._value(1 - seen))
+        values = values.where((self._own(seen) > 0) | self.own_nothing, torch.nan)
         return (nanmin(values) if self.domain == 'simplex' else objective), self.b - values
 
     def objective(self, C): return self.evaluate(C)[0]
     def violations(self, C): return self.evaluate(C)[1]
     def slack(self, tolerance=1e-3): # Of every constraint
         "By how much each constraint may be missed and count as met, (k,): the tolerance, or a fiftieth of the bound (of its classes' share, if the bound is 0) where that is less"
-        return (self.b.where(self.b > 0, self._size()) / 50).clamp(max=tolerance)
+        return self.room.clamp(max=tolerance)
+
+    def met(self,
+        violations, # (..., k) as `evaluate` gives them; nan where unknown
+        tolerance=1e-3 # See `slack`
+    ): # (..., k) bool
+        "Which constraints are known to be met; on the simplex, where nothing is demanded, which values are known"
+        return ~violations.isnan() if self.domain == 'simplex' else violations <= self.slack(tolerance)
 
     def initial_multipliers(self): return torch.full_like(self.b, 1 / self.k) if self.domain == 'simplex' else torch.zeros_like(self.b)
 
-    def _size(self): return torch.full_like(self.b, torch.inf)
-    def _matrix(self, multipliers): return self.ratio[:, None] * (self.A + torch.einsum('...k,kij->...ij', multipliers, self.B))
+    def neutral(self,
+        multipliers, # (..., k)
+        known # (..., k) bool: of which constraints the first sample says something
+    ): # (..., k)
+        "Multipliers to start from: nothing for a constraint nobody can judge; on the simplex its share of the class mix, as in plain accuracy"
+        if self.domain == 'nonnegative': return multipliers.where(known, 0)
+        mass, shares = multipliers.sum(-1, keepdim=True), self.share.where(~known, 0)
+        rest = mass * (1 - shares.sum(-1, keepdim=True)) / multipliers.where(known, 0).sum(-1, keepdim=True).clamp(min=1e-300)
+        return (multipliers * rest).where(known, mass * shares).where(~known.all(-1, keepdim=True), multipliers)
 
-    def _parts(self, C):
-        missing = (C.sum(-1) <= 0).double()
-        C = at_priors(C, self.target_priors)
-        unknown = torch.einsum('kij,...i->...k', self.B.abs(), missing) > 0
-        return (self.A * C).sum((-2, -1)), torch.einsum('kij,...ij->...k', self.B, C).masked_fill(unknown, torch.nan)
+    def _matrix(self, multipliers): return self.ratio[:, None] * (self.A + torch.einsum('...k,kij->...ij', multipliers, self.B))
+    def _sums(self, C, per_row):
+        "<A, C> and each <B_k, C>, with the rows of C multiplied by `per_row`"
+        C = C * per_row[..., None]
+        return (self.A * C).sum((-2, -1)), torch.einsum('kij,...ij->...k', self.B, C)
+
+    def _size(self): return torch.full_like(self.b, torch.inf)
+    def _reward(self, seen): return (self.reward_weights * seen).sum(-1)
+    def _value(self, seen): return seen @ self.value_weights.T
+    def _own(self, seen): return seen @ self.own_weights.T
+
+def _made_good(whole, missing):
+    "What a sum over the rows that occur is multiplied by: all that is at stake over what is at stake in them; nan for none of it"
+    seen = whole - missing
+    return (whole / seen).where(seen > 1e-9 * whole, torch.nan).where(whole > 0, 1.)
 
 # %% ../nbs/00_gains.ipynb #bb45e7e3
 class ClassProblem(Problem):
@@ -216,16 +291,22 @@ class ClassProblem(Problem):
         b=(), # (k,) right-hand sides
         domain='nonnegative', names=None
     ):
-        m = len(check_priors(priors))
         self._state(b, priors, target_priors, domain, names)
-        vector = lambda v, fill: torch.full((m,), fill, dtype=torch.float64) if v is None else torch.as_tensor(v, dtype=torch.float64).expand(m)
-        self.a, self.d, self.r, self.v = vector(objective, 0.), vector(diag, 0.), vector(row, 1.), vector(column, 0.)
-        self.groups = (torch.arange(m) if self.k == m else torch.full((m,), -1)) if groups is None else torch.as_tensor(groups).long()
+        self.a, self.d, self.r, self.v = [self._vector(*x) for x in ((objective, 0., 'objective'), (diag, 0., 'diag'), (row, 1., 'row'), (column, 0., 'column'))]
+        self.groups = (torch.arange(self.m) if self.k == self.m else torch.full((self.m,), -1)) if groups is None else _labels(_tensor(groups, 'groups') + 1, self.k + 1, 'groups + 1') - 1
+        if self.groups.shape != (self.m,): raise InputError(f'groups has shape {tuple(self.groups.shape)}; give one constraint, or -1, for each of {self.m} classes')
         self._rewards, self._on_diagonal, self._on_columns = [bool(t.any()) for t in (self.a, self.d, self.v)]
+        self._weigh_rows()
+        self._complete()
+
+    def _vector(self, v, fill, what):
+        v = torch.full((self.m,), fill, dtype=torch.float64) if v is None else _tensor(v, what, torch.float64)
+        if v.shape not in ((), (self.m,)) or not v.isfinite().all(): raise InputError(f'{what} has shape {tuple(v.shape)}; give one finite number for each of {self.m} classes')
+        return v.expand(self.m)
 
     def _matrix(self, multipliers):
         "diag(a + d * lambda_g) + r (v * lambda_g)', rows times target_priors / priors"
-        per_class = torch.nn.functional.pad(multipliers, (0, 1))[..., self.groups]
+        per_class = self._of_class(multipliers)
         diag = self.ratio * (self.a + self.d * per_class)
         if not self._on_columns: return torch.diag_embed(diag)
         G = (self.ratio * self.r)[:, None] * (self.v * per_class)[..., None, :]
@@ -234,23 +315,60 @@ class ClassProblem(Problem):
 
     def _size(self): return self._sum(self.target_priors)
 
+    def _of_class(self, x):
+        "What each class's constraint has of (..., k) values; 0 for index -1 (no constraint)"
+        return torch.nn.functional.pad(x, (0, 1))[..., self.groups]
+
     def _sum(self, x):
         "Sum over the classes of each constraint, (..., k); index -1 (no constraint) falls off the end"
         out = torch.zeros(*x.shape[:-1], self.k + 1, dtype=x.dtype, device=x.device)
         return out.index_add_(-1, self.groups % (self.k + 1), x)[..., :-1]
 
-    def _parts(self, C):
-        rows = C.sum(-1)
-        mix = self.target_priors * (rows > 0)
-        per_row = mix / rows.clamp(min=1e-300)
+    def _sums(self, C, per_row):
         hits = per_row * C.diagonal(dim1=-2, dim2=-1)
-        def share_seen(weights, total): return total(weights * self.target_priors) / total(weights * mix)
-        def whole(x): return x.sum(-1, keepdim=True)
-        objective = whole(self.a * hits) * share_seen(self.a, whole) if self._rewards else hits[..., :1] * 0
-        values = self._sum(self.d * hits) * share_seen(self.d, self._sum) if self._on_diagonal else hits[..., :1] * self.b * 0
-        if not self._on_columns: return objective[..., 0], values
-        columns = ((self.r * per_row)[..., None, :] @ C).squeeze(-2) * share_seen(self.r, whole)
-        return objective[..., 0], values + self._sum(self.v * columns)
+        earned = (self.a * hits).sum(-1) if self._rewards else hits[..., 0] * 0
+        values = self._sum(self.d * hits) if self._on_diagonal else hits[..., :1] * self.b * 0
+        if not self._on_columns: return earned, values
+        columns = ((self.r * per_row)[..., None, :] @ C).squeeze(-2)
+        return earned, values + self._sum(self.v * columns)
+
+# %% ../nbs/00_gains.ipynb #5c1e07aa
+def _weigh_rows(self):
+    "What each row has at stake in the objective and in the constraints, and which rows are a constraint's own, as `Problem` has them from its matrices"
+    right = self.r * self.v + self.d # B_ii of a class's own constraint
+    size, used = [self._of_class(self._sum(x.double())) for x in (torch.ones_like(self.v), self.v != 0)]
+    high, low = self._highest_other(self.v), -self._highest_other(-self.v)
+    entries = torch.stack([right, (self.r * high).where(size > 1, right), (self.r * low).where(size > 1, right), right.where(size == self.m, 0)])
+    self.reward_weights = self.target_priors * self.a.abs()
+    self.inner_stakes, self.outer_stakes = [self.target_priors * x for x in (entries.amax(0) - entries.amin(0), self.r.abs())]
+    self.width = self._highest(self.v, 0.) + self._highest(-self.v, 0.) # Of the entries, 0 among them, in the rows of other classes
+    none_right = self._sum((right != 0).double()) == 0
+    others = (self.r != 0) & (used > (self.v != 0))
+    self.inner_own, self.outer_own = (right != 0).where(self._of_class(~none_right), others).double(), (self.r != 0).double()
+    self.reach = (none_right & (self.width > 0)).double()
+    self._reaches = bool(self.reach.any())
+
+def _highest(self, v, start): # Largest v among the classes of each constraint, and `start`
+    return torch.full((self.k + 1,), start, dtype=v.dtype).scatter_reduce(0, self.groups % (self.k + 1), v, 'amax')[:-1]
+
+def _highest_other(self, v):
+    "Largest v among the other classes of each class's constraint; -inf where there are none"
+    top = self._of_class(self._highest(v, -torch.inf))
+    alone = self._of_class(self._sum((v == top).double())) == 1
+    return self._of_class(self._highest(v.where(v < top, -torch.inf), -torch.inf)).where(alone & (v == top), top)
+
+def _over_rows(self, inner, outer, factor, x):
+    "Sum of weights times x over the rows, (..., k): `inner` for a constraint's own classes, `outer` times its `factor` for all others"
+    return self._sum(inner * x) + factor * ((outer * x).sum(-1, keepdim=True) - self._sum(outer * x))
+
+def _value(self, seen):
+    if not self._on_columns: return self._sum(self.inner_stakes * seen)
+    return self._over_rows(self.inner_stakes, self.outer_stakes, self.width, seen)
+
+def _own(self, seen):
+    return self._over_rows(self.inner_own, self.outer_own, self.reach, seen) if self._reaches else self._sum(self.inner_own * seen)
+
+for f in (_weigh_rows, _highest, _highest_other, _over_rows, _value, _own): setattr(ClassProblem, f.__name__, f)
 
 # %% ../nbs/00_gains.ipynb #f95f9c2e
 def head_tail_groups(
@@ -258,36 +376,44 @@ def head_tail_groups(
     tail=0.1 # Share of the classes, smallest first, that make the tail
 ): # (m,) 0 for head, 1 for tail
     "Split the classes in head (0) and tail (1), the tail being the smallest classes; among equal ones, those that come first"
-    p = torch.as_tensor(priors, dtype=torch.float64)
-    n = round(tail * len(p))
+    p = _tensor(priors, 'priors', torch.float64)
+    n = round(_number(tail, 'tail', lambda x: 0 < x < 1, 'lie between 0 and 1') * len(p))
     if not 0 < n < len(p): raise InputError(f'tail={tail} of {len(p)} classes is {n} classes; both head and tail need at least one')
     groups = torch.zeros(len(p), dtype=torch.long)
     groups[p.argsort(stable=True)[:n]] = 1
     return groups
+
+def _numbered(groups, m):
+    "Groups (m,) as numbers 0..k-1, and their names; groups given by name are numbered in the order of the alphabet"
+    values = _values(groups)
+    try: values = values.tolist() if hasattr(values, 'tolist') else [v.item() if hasattr(v, 'item') else v for v in values]
+    except TypeError: raise InputError(f'groups is a {type(groups).__name__}; give one group for each of {m} classes') from None
+    if len(values) != m or any(isinstance(v, (list, tuple)) for v in values): raise InputError(f'groups has {len(values)} entries; give one group for each of {m} classes')
+    if all(isinstance(v, str) for v in values):
+        names = sorted(set(values))
+        place = {name: i for i, name in enumerate(names)}
+        return torch.tensor([place[v] for v in values]), names
+    if odd := [v for v in values if not isinstance(v, int)]: raise InputError(f'groups holds {odd[0]!r}; give whole numbers 0, 1, ..., or names')
+    k = max(values) + 1
+    if set(values) != set(range(k)): raise InputError(f'groups must be numbered 0..{max(k - 1, 0)} without gaps; they are {sorted(set(values))[:5]}')
+    return torch.tensor(values).long(), ['head', 'tail'] if k == 2 else [f'group {i}' for i in range(k)]
 
 def group_mean(
     values, # (..., m), nan where undefined
     groups # (m,) group of each class
 ): # (..., number of groups)
     "Mean over the classes of each group that are defined"
-    groups = torch.as_tensor(groups)
-    return torch.stack([values[..., groups == g].nanmean(-1) for g in range(int(groups.max()) + 1)], -1)
+    groups, names = _numbered(groups, values.shape[-1])
+    return torch.stack([values[..., groups == g].nanmean(-1) for g in range(len(names))], -1)
 
 # %% ../nbs/00_gains.ipynb #578d0a52
 def _groups(groups, m):
     "Groups (m,), their number, class counts per class's group (m,), and names"
     if groups is None: return torch.arange(m), m, torch.ones(m, dtype=torch.float64), None
-    groups = torch.as_tensor(groups).long()
-    if groups.shape != (m,): raise InputError(f'groups has shape {tuple(groups.shape)}; give one group index for each of {m} classes')
-    k = int(groups.max()) + 1
-    counts = torch.bincount(groups, minlength=k) if groups.min() >= 0 else torch.zeros(1)
-    if (counts == 0).any(): raise InputError(f'groups must be numbered 0..{k - 1} without gaps')
-    return groups, k, counts.double()[groups], ['head', 'tail'] if k == 2 else [f'group {i}' for i in range(k)]
+    groups, names = _numbered(groups, m)
+    return groups, len(names), torch.bincount(groups).double()[groups], names
 
-def _fraction(value, what):
-    "A number in [0, 1], or an error"
-    if not 0 <= value <= 1: raise InputError(f'{what} is {value}; it must lie between 0 and 1')
-    return float(value)
+def _fraction(value, what): return float(_number(value, what, lambda x: 0 <= x <= 1, 'lie between 0 and 1'))
 
 # %% ../nbs/00_gains.ipynb #376903f6
 def worst_case_recall(
@@ -359,7 +485,10 @@ def bayes_rule(
     gain # (m, m)
 ): # (...) class indices; the first of equal ones
     "The prediction that maximises the expected gain, argmax (G' p) (Prop. 1)"
-    return (probabilities @ gain.to(probabilities)).argmax(-1)
+    p, gain = _tensor(probabilities, 'probabilities'), _tensor(gain, 'gain')
+    if not p.is_floating_point(): p = p.double()
+    if gain.shape[-2:] != (p.shape[-1],) * 2: raise InputError(f'gain has shape {tuple(gain.shape)}; with {p.shape[-1]} classes it must be {(p.shape[-1],) * 2}')
+    return (p @ gain.to(p)).argmax(-1)
 
 # %% ../nbs/00_gains.ipynb #d0dc21c7
 def simplex_grid(

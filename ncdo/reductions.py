@@ -7,8 +7,8 @@ __all__ = ['update_multipliers', 'SaddlePoint', 'plot_history', 'toy_probabiliti
            'solve_linear_program', 'dual_value', 'compare_with_program', 'StochasticClassifier']
 
 # %% ../nbs/02_reductions.ipynb #9a76551a
-import hashlib, math, warnings, torch
-from .gains import InputError, bayes_rule, confusion_matrix, nanmin
+import hashlib, json, math, warnings, torch
+from .gains import InputError, _number, _tensor, bayes_rule, confusion_matrix, nanmin
 
 # %% ../nbs/02_reductions.ipynb #8ea41f47
 def update_multipliers(
@@ -39,10 +39,12 @@ class SaddlePoint:
         max_multiplier=10., # Largest multiplier of a constraint
         tolerance=1e-3 # Violation up to which a classifier counts as feasible; less for small bounds, see `Problem.slack`
     ):
-        if not step_size > 0: raise InputError(f'step_size is {step_size}; it must be positive')
-        if not max_multiplier > 0: raise InputError(f'max_multiplier is {max_multiplier}; it must be positive')
+        if not hasattr(problem, 'initial_multipliers'): raise InputError(f'problem is a {type(problem).__name__}; give a Problem, as worst_case_recall(priors) makes one')
+        for value, what in ((step_size, 'step_size'), (max_multiplier, 'max_multiplier')): _number(value, what, lambda x: 0 < x < math.inf, 'be positive')
+        _number(floor, 'floor', lambda x: 0 < x < 1, 'lie between 0 and 1')
+        _number(tolerance, 'tolerance', lambda x: 0 <= x < math.inf, 'be 0 or more')
         self.problem, self.step_size, self.floor, self.max_multiplier, self.tolerance = problem, step_size, floor, max_multiplier, tolerance
-        self.multipliers, self.history, self.best, self._slack = problem.initial_multipliers(), [], None, problem.slack(tolerance)
+        self.multipliers, self.history, self.best = problem.initial_multipliers(), [], None
 
     @property
     def gain(self): return self.problem.gain(self.multipliers)
@@ -50,50 +52,82 @@ class SaddlePoint:
     def update(self, C): # (m, m) confusion of the current classifier on held-out data -> (m, m) gain
         "Move the multipliers, remember this classifier's objective and violations, return the next gain"
         objective, violations = self.problem.evaluate(C)
-        unknown = violations.isnan()
-        if unknown.any():
-            names = [self.problem.names[i] for i in unknown.nonzero().flatten()]
-            warnings.warn(f"no examples of {', '.join(names)} in this confusion matrix; its multiplier stays as it is", stacklevel=2)
+        known, first = ~violations.isnan(), not self.history
+        if not known.all():
+            names = ', '.join(self.problem.names[i] for i in (~known).nonzero().flatten())
+            what = 'its multiplier starts without a boost' if first else 'its multiplier stays as it is'
+            warnings.warn(f'no examples of {names} in this confusion matrix; {what}', stacklevel=2)
         self.history.append(dict(multipliers=self.multipliers, objective=objective, violations=violations))
-        if self.best is None or self._rank(len(self.history) - 1) > self._rank(self.best): self.best = len(self.history) - 1
-        self.multipliers = update_multipliers(self.multipliers, violations, self.step_size, self.problem.domain, self.floor, self.max_multiplier)
+        if self.best is None or self._rank(-1) > self._rank(self.best): self.best = len(self.history) - 1
+        start = self.problem.neutral(self.multipliers, known) if first else self.multipliers
+        self.multipliers = update_multipliers(start, violations, self.step_size, self.problem.domain, self.floor, self.max_multiplier)
         return self.gain
 
-    def _worst(self, i):
-        "Largest violation of classifier i; none on the simplex"
-        v = self.history[i]['violations'].nan_to_num(-math.inf)
-        return v.max().item() if self.problem.domain == 'nonnegative' and len(v) else -math.inf
-
-    def _met(self, i): return self.problem.domain == 'simplex' or not (self.history[i]['violations'] > self._slack).any()
+    def _met(self, i): return self.problem.met(self.history[i]['violations'], self.tolerance)
 
     def _rank(self, i):
-        "Feasible before infeasible; then by objective, or by violation"
-        worst = self._worst(i)
-        objective = self.history[i]['objective'].nan_to_num(-math.inf).item()
-        return (1, objective) if self._met(i) else (0, -worst)
+        "Feasible before what may be feasible, as far as can be seen, before infeasible; then by objective, or by violation"
+        row, met = self.history[i], self._met(i)
+        broken = ~met & ~row['violations'].isnan()
+        if broken.any(): return 0, -row['violations'].nan_to_num(-math.inf).max().item()
+        return 1 + met.all().item(), row['objective'].nan_to_num(-math.inf).item()
 
     @property
     def improved(self): return self.best is not None and self.best == len(self.history) - 1
     @property
-    def feasible(self): return self.best is not None and self._met(self.best)
+    def feasible(self): # Every constraint known and met by the best classifier; the simplex demands nothing
+        return self.best is not None and (self.problem.domain == 'simplex' or self._met(self.best).all().item())
     @property
     def at_bound(self): return [n for n, x in zip(self.problem.names, self.multipliers) if self.problem.domain == 'nonnegative' and x >= self.max_multiplier]
 
 # %% ../nbs/02_reductions.ipynb #f8b7a467
 def _state_dict(self):
-    "Multipliers, history and best iterate, as tensors"
-    stacked = {k: torch.stack([h[k] for h in self.history]) for k in self.history[0]} if self.history else {}
-    return dict(multipliers=self.multipliers, best=torch.tensor(-1 if self.best is None else self.best), **{f'history.{k}': v for k, v in stacked.items()})
+    "Multipliers, history and best iterate, and of which problem, as tensors"
+    columns = {f'history.{k}': torch.stack([h[k] for h in self.history]) for k in self.history[0]} if self.history else {}
+    facts = json.dumps(_facts(self.problem)).encode()
+    return dict(multipliers=self.multipliers, best=torch.tensor(-1 if self.best is None else self.best), **columns,
+        problem=torch.tensor(list(facts), dtype=torch.uint8), probe=_probe(self.problem))
 
 def _load_state_dict(self, state):
     "Take up where `state_dict` left"
-    if state['multipliers'].shape != self.multipliers.shape:
-        raise InputError(f"saved state has {len(state['multipliers'])} multipliers, this problem {len(self.multipliers)}")
-    self.multipliers = state['multipliers'].double()
-    best = int(state['best'])
-    self.best = None if best < 0 else best
+    state = _check_state(self.problem, state)
     columns = {k.split('.')[1]: v for k, v in state.items() if k.startswith('history.')}
+    self.multipliers, best = state['multipliers'].double(), int(state['best'])
+    self.best = None if best < 0 else best
     self.history = [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+def _facts(problem):
+    "What a saved state says of its problem; names only if they are not the usual ones"
+    names = {} if problem.names == [f'class {i}' for i in range(problem.k)] else dict(names=problem.names)
+    return {'domain': problem.domain, 'number of classes': problem.m} | names
+
+def _probe(problem):
+    "What a problem says of one fixed classifier: two goals with the same names differ here"
+    C = torch.full((problem.m, problem.m), .5 / problem.m, dtype=torch.float64, device=problem.b.device)
+    C.diagonal().add_(torch.linspace(.2, .5, problem.m, dtype=torch.float64, device=C.device))
+    objective, violations = problem.evaluate(C)
+    return torch.cat([objective[None], violations]).nan_to_num().cpu()
+
+def _check_state(problem, state):
+    "A saved state that fits a problem, as tensors, or an error that names what does not"
+    if not hasattr(state, 'items'): raise InputError(f'saved state is a {type(state).__name__}; give what state_dict returned')
+    columns = ['history.multipliers', 'history.objective', 'history.violations']
+    needed = ['multipliers', 'best', *columns * any(k in state for k in columns)]
+    if missing := [k for k in needed if k not in state]: raise InputError(f"saved state lacks {', '.join(missing)}; give what state_dict returned")
+    state = {k: _tensor(v, k) for k, v in state.items()}
+    rows = {len(v) for k, v in state.items() if k.startswith('history.')} or {0}
+    if len(rows) > 1 or not -1 <= int(state['best']) < max(rows): raise InputError('saved state has columns of different lengths; part of its history is missing')
+    saved, here = json.loads(bytes(state['problem'].long().tolist())) if 'problem' in state else {}, _facts(problem) # None in states of 0.1, nor in those a stack makes
+    say = lambda what, a, b: InputError(f'saved state has {what} {a}, this problem {b}; give it to a SaddlePoint of the problem it was saved from')
+    for what in ('domain', 'number of classes'):
+        if saved.get(what, here[what]) != here[what]: raise say(what, saved[what], here[what])
+    if state['multipliers'].shape != problem.b.shape: raise say('number of multipliers', state['multipliers'].numel(), problem.k)
+    usual = [f'class {i}' for i in range(problem.k)]
+    for a, b in zip(saved.get('names', usual) if saved else problem.names, problem.names):
+        if a != b: raise say('the constraint', f"'{a}'", f"'{b}'")
+    if 'probe' in state and not torch.allclose(state['probe'].double().cpu(), _probe(problem), rtol=1e-3, atol=1e-6):
+        raise InputError('saved state is of another goal, other targets or other priors; give it to a SaddlePoint of the problem it was saved from')
+    return state
 
 def _average(self, start=0): # First iterate to count
     "Expected objective and violations of the stochastic classifier that draws one of the iterates at random"

@@ -156,7 +156,7 @@ def assessment(
     objective, violations = problem.evaluate(C)
     bound = problem.domain == 'nonnegative' and problem.k
     return dict(metrics(C, groups), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
-        worst_violation=violations.nan_to_num(nan=-math.inf).max().item() if bound else None, met=not (violations > problem.slack(tolerance)).any() if bound else None,
+        worst_violation=violations.nan_to_num(nan=-math.inf).max().item() if bound else None, met=problem.met(violations, tolerance).all().item() if bound else None,
         confusion=(C * len(y)).round().int().tolist())
 
 # %% ../nbs/07_runs.ipynb #0bcda12b

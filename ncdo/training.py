@@ -612,10 +612,11 @@ def _measure_and_move(self):
     "Measure validation confusion, log, move every member's multipliers, take over the new gains"
     for k, (member, problem, C) in enumerate(zip(self.members, self.problems, self.confusion('validation'))):
         if not problem.k: continue
-        objective, violations = problem.evaluate(C)
+        objective, violations = problem._evaluate(C)
         row = dict(multipliers=self.multipliers[k], objective=objective, violations=violations, recall=recall(C), coverage=coverage(C))
         for name, value in row.items(): self.log[k][name].index_copy_(0, self.tick, value[None])
-        self.multipliers[k].copy_(update_multipliers(self.multipliers[k], violations, member.step_size, problem.domain, max_multiplier=member.max_multiplier))
+        start = problem.neutral(self.multipliers[k], ~violations.isnan()).where(self.tick == 0, self.multipliers[k])
+        self.multipliers[k].copy_(update_multipliers(start, violations, member.step_size, problem.domain, max_multiplier=member.max_multiplier))
     self.tick.add_(1)
     self._set_tables()
 

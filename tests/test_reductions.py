@@ -87,7 +87,7 @@ def test_state_resumes_exactly(tmp_path):
     second.load_state_dict(torch.load(tmp_path / 'state.pt', weights_only=True))
     play(second, p, 17)
     assert torch.equal(whole.multipliers, second.multipliers) and whole.best == second.best and whole.average()['objective'] == second.average()['objective']
-    with pytest.raises(InputError, match='saved state has 4 multipliers'): SaddlePoint(worst_case_recall([.5, .5])).load_state_dict(first.state_dict())
+    with pytest.raises(InputError, match='number of classes 4, this problem 2'): SaddlePoint(coverage_constraint([.5, .5])).load_state_dict(first.state_dict())
     fresh = make()
     fresh.load_state_dict(make().state_dict())
     assert fresh.best is None and not fresh.history
