@@ -323,6 +323,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                            'ncdo.runs._weights': ('runs.html#_weights', 'ncdo/runs.py'),
                            'ncdo.runs.assessment': ('runs.html#assessment', 'ncdo/runs.py'),
                            'ncdo.runs.check_model': ('runs.html#check_model', 'ncdo/runs.py'),
+                           'ncdo.runs.check_records': ('runs.html#check_records', 'ncdo/runs.py'),
                            'ncdo.runs.counted': ('runs.html#counted', 'ncdo/runs.py'),
                            'ncdo.runs.differences': ('runs.html#differences', 'ncdo/runs.py'),
                            'ncdo.runs.make_record': ('runs.html#make_record', 'ncdo/runs.py'),

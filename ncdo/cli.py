@@ -154,8 +154,9 @@ def _on_record(out, spec, loaded): # Folder; `Spec`; `Data`
     "The record, if the folder holds this run already"
     record = read_record(out)
     if record is None: return None
-    if record['id'] != spec.id: raise InputError(f'{out} holds the record of another run ({differences(record, spec)}); choose another --out')
+    if record['id'] != spec.id and (found := differences(record, spec)): raise InputError(f'{out} holds the record of another run ({found}); choose another --out')
     same_data(record, loaded, out)
+    if record['id'] != spec.id: raise InputError(f"{out} holds a run of {spec.model} as its source was then; bring that back, or choose another --out")
     (out / 'checkpoint.safetensors').unlink(missing_ok=True)
     print(f'ncdo: {out} holds this run already; nothing was trained', file=sys.stderr)
     return record

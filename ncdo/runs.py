@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['GOALS', 'LOSSES', 'FIRST_FIELDS', 'PRESETS', 'UPDATES', 'one_of', 'Goal', 'counted', 'check_model', 'Spec', 'metrics',
            'assessment', 'make_record', 'write_weights', 'read_record', 'write_record', 'spec_of', 'priors_of',
-           'read_scores', 'same_data', 'differences', 'read_shift', 'post_shift_run', 'recipe_spec', 'own_recipe']
+           'read_scores', 'same_data', 'check_records', 'differences', 'read_shift', 'post_shift_run', 'recipe_spec',
+           'own_recipe']
 
 # %% ../nbs/07_runs.ipynb #147597e5
 import dataclasses, functools, hashlib, importlib.metadata, io, json, math, platform, types, typing, zipfile
@@ -239,13 +240,18 @@ def same_data(record, data, folder): # From `read_record`; `Data`; the run's fol
     if record['split_hash'] != data.split_hash: raise InputError(f"{folder} holds a run on other images (hash {record['split_hash']}) than {data.name} gives now "
         f"({data.split_hash}); bring the old ones back, or give another folder")
 
+def check_records(specs, store, root=None): # Runs wanted; folder of the run folders; data root
+    "Refuse records on your own images that have changed since the runs were described"
+    for spec in specs:
+        if spec.dataset not in DATASETS and (record := read_record(Path(store) / spec.id)): same_data(record, spec.data(root), Path(store) / spec.id)
+
 # %% ../nbs/07_runs.ipynb #34a12a28
 def differences(record, spec): # From `read_record`; the `Spec` asked for
-    "What distinguishes the run on record from the one asked for, in words"
-    was, now = [dict(fields, **fields.pop('recipe')) for fields in (dict(record['spec']), dataclasses.asdict(spec))]
-    plain = lambda v: list(v) if isinstance(v, tuple) else v
-    found = [f"{k} {was[k]}, not {now[k]}" for k in now if k in was and plain(was[k]) != plain(now[k])]
-    return '; '.join(found) or 'other images, or a network whose source has changed'
+    "In words, which fields of the run on record are not those asked for"
+    was, now = [json.loads(json.dumps(fields)) for fields in (record['spec'], dataclasses.asdict(spec))]
+    was, now = was | was.pop('recipe'), now | now.pop('recipe')
+    found = [f'{k} {was[k]}, not {now[k]}' for k in now if k in was and was[k] != now[k]]
+    return '; '.join(found)
 
 # %% ../nbs/07_runs.ipynb #c49d98ab
 def _shift_file(folder, record, settings, out):

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from .distillation import teacher_labels, teacher_priors
 from .gains import InputError
-from .runs import GOALS, make_record, read_record, read_scores, write_record
+from .runs import GOALS, check_records, make_record, read_record, read_scores, write_record
 from .training import Member, Stack, enlarged, fit, gpu_memory, model_source, pick_device
 
 # %% ../nbs/07a_schedule.ipynb #4b9cb28f
@@ -245,6 +245,7 @@ def compute(
     "Records of all the runs, training those that are not on record yet"
     store, slots = Path(store), devices(device, workers)
     jobs = jobs_for(specs, store, root, slots, largest or most_together(slots))
+    check_records(specs, store, root)
     if jobs:
         for spec in {s.dataset: s for s in specs}.values(): spec.data(root)
         board, todo = Board(jobs, quiet), {s.id for j in jobs for s in j.specs}
