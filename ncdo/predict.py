@@ -24,8 +24,9 @@ def _read_weights(path):
         for k in ('mean', 'std'): tensors[k] = tensors[k].view(-1, 1, 1)
         return tensors, {k: json.loads(facts[k]) for k in ('id', 'model', 'shape', 'class_names')}
     except OSError as e: raise InputError(f'{path} cannot be read ({e.strerror or e}); mend its permissions or the disk, the run may be in order') from None
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as e:
-        raise InputError(f'{path} cannot be used ({type(e).__name__}: {" ".join(str(e).split())}); remove record.json beside it and train the run again') from None
+    except SafetensorError as e: raise InputError(f'{path} is damaged ({" ".join(str(e).split())}); remove record.json beside it and train the run again') from None
+    except (KeyError, TypeError, ValueError, RuntimeError) as e:
+        raise InputError(f'{path} is not the weights of a run of this version of ncdo ({type(e).__name__}: {e}); use the version that trained it') from None
 
 def _whose(model):
     "Who is to bring back what a network was made of"

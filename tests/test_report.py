@@ -3,6 +3,7 @@ import csv, dataclasses, errno, html, importlib, io, json, math, os, shutil, sys
 from html.parser import HTMLParser
 import numpy as np, pytest, torch
 from PIL import Image
+from safetensors.torch import save_file
 import ncdo.experiments
 from pathlib import Path
 from ncdo.data import Data, load, read_image
@@ -403,6 +404,7 @@ def test_export_without_its_libraries_says_what_to_install(ncdo, runs, monkeypat
 def no_record(folder): (folder / 'record.json').unlink()
 def no_weights(folder): (folder / 'weights.safetensors').unlink()
 def half_weights(folder): (folder / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes()[:5000])
+def foreign_weights(folder): save_file(dict(w=torch.zeros(2)), folder / 'weights.safetensors')
 def other_network(folder):
     path = folder / 'weights.safetensors'
     path.write_bytes(path.read_bytes().replace(b'mlp-16', b'mlp-32'))
@@ -433,7 +435,8 @@ WRONG = [ # chkstyle: ignore-node
     (['predict', '{}', '{}/x.png'], text_image, 'x.png is not an image that can be read'),
     (['predict', '{}', '{}'], half_image, 'x.png cannot be read as an image'),
     (['predict', '{}', '{}/x.png'], no_weights, 'weights.safetensors is missing; `ncdo train` leaves one'),
-    (['predict', '{}', '{}/x.png'], half_weights, 'weights.safetensors cannot be used (SafetensorError'),
+    (['predict', '{}', '{}/x.png'], half_weights, 'weights.safetensors is damaged ('),
+    (['predict', '{}', '{}/x.png'], foreign_weights, 'is not the weights of a run of this version of ncdo (KeyError: '),
     (['predict', '{}', '{}/x.png'], other_network, "weights.safetensors is of another network than 'mlp-32' is here (Error(s) in loading state_dict for MLP"),
     (['predict', '{}'], nothing, "Missing argument 'images'"),
     (['export', '{}'], no_weights, 'weights.safetensors is missing'),
