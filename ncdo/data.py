@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TINY_IMAGENET_COUNTS', 'ARRAYS', 'IMAGES', 'PART_FOLDERS', 'DATASETS', 'long_tail_counts', 'Data', 'choose',
-           'read_npz', 'walk', 'part_folders', 'to_pixels', 'read_image', 'common_size', 'locate', 'load',
+           'read_npz', 'walk', 'images_in', 'part_folders', 'to_pixels', 'read_image', 'common_size', 'locate', 'load',
            'from_dataset', 'toy_distribution']
 
 # %% ../nbs/03_data.ipynb #b5a5f6b0
@@ -119,6 +119,27 @@ def _torchvision_arrays(name, root):
     arrays = {f'{a}_{part}': np.asarray(getattr(d, attr)) for part, d in parts.items() for a, attr in (('x', 'data'), ('y', 'targets'))}
     return arrays | dict(class_names=np.asarray(parts['train'].classes))
 
+# %% ../nbs/03_data.ipynb #5c1d03ab
+def _class_indices(labels, names, whole, each):
+    "{part: (n,) int64}: labels checked to name classes; messages call all of them `whole`, those of a part `each(part)`"
+    labels = {part: np.asarray(y) for part, y in labels.items()}
+    for part, y in labels.items():
+        if not np.issubdtype(y.dtype, np.integer): raise InputError(f'{each(part)} are {y.dtype}; labels must be integers from 0')
+    low, high = min(int(y.min()) for y in labels.values()), max(int(y.max()) for y in labels.values())
+    from_low = low > 0 and (names is None or high - low == len(names) - 1)
+    for part, y in labels.items():
+        m = len(y) if names is None else len(names) + low * from_low
+        bad = y[(y < 0) | (y >= m)]
+        if len(bad): raise InputError(f'{each(part)}: {len(bad)} labels, such as {bad[0]}, are not among 0..{m - 1}; '
+            'leave such images out, or name all the classes')
+    if from_low: raise InputError(f'{whole} run from {low} to {high}, but classes are numbered from 0; subtract {low} from all of them')
+    return {part: torch.from_numpy(y.astype(np.int64)) for part, y in labels.items()}
+
+def _archive_labels(arrays, path):
+    "{part: labels} of what `read_npz` gives"
+    labels = {part: arrays[f'y_{part}'] for part in ('train', 'test')}
+    return _class_indices(labels, arrays.get('class_names'), f'labels of {path}', lambda part: f'y_{part} of {path}')
+
 # %% ../nbs/03_data.ipynb #0e76925e
 @functools.cache
 def _image_pool(name, root):
@@ -126,7 +147,7 @@ def _image_pool(name, root):
     path = Path(root) / f'{name}.npz'
     a = read_npz(path) if path.exists() else _torchvision_arrays(name, root)
     x = torch.from_numpy(np.concatenate([a['x_train'], a['x_test']])).permute(0, 3, 1, 2).contiguous()
-    y = torch.from_numpy(np.concatenate([a['y_train'], a['y_test']]).astype(np.int64))
+    y = torch.cat(list(_archive_labels(a, path).values()))
     names = a.get('class_names', np.arange(int(y.max()) + 1))
     return x, y, len(a['y_train']), tuple(map(str, names))
 
@@ -163,6 +184,15 @@ def walk(folder, deep=True):
         inside.sort()
     return folders, files
 
+def images_in(folder): # Looked through with its sub-folders
+    "(image files, other files), sorted"
+    folders, files = walk(folder)
+    images, other = [[f for f in files if (f.suffix.lower() in IMAGES) == wanted] for wanted in (True, False)]
+    for f in folders:
+        if f.suffix.lower() in IMAGES and not any(f in image.parents for image in images):
+            raise InputError(f'{f} is a folder, not an image; take it out, or give it another name')
+    return images, other
+
 def part_folders(path): # A folder of images
     "Folders of the parts given, by part; only 'train', the folder itself, if they are still to be drawn"
     inside = {f.name.lower(): f for f in walk(path, deep=False)[0]}
@@ -173,16 +203,15 @@ def part_folders(path): # A folder of images
     return {part: f[0] for part, f in given.items() if f}
 
 # %% ../nbs/03_data.ipynb #d25a39c7
-def _listed(folder):
+def _listed(folder, part='train'):
     "{class: image files}, and the files that are no images"
     classes, strays = walk(folder, deep=False)
     if not classes: raise InputError(f'{folder} has no sub-folders; put the images of each class into a folder of their own')
     found, other = {}, list(strays)
     for c in classes:
-        files = walk(c)[1]
-        found[c.name] = [f for f in files if f.suffix.lower() in IMAGES]
-        other += [f for f in files if f.suffix.lower() not in IMAGES]
-        if not found[c.name]: raise InputError(f'class folder {c} holds no images ({", ".join(IMAGES)}); add some, or take the folder out')
+        found[c.name], skipped = images_in(c)
+        other += skipped
+        if part == 'train' and not found[c.name]: raise InputError(f'class folder {c} holds no images ({", ".join(IMAGES)}); add some, or take the folder out')
     return found, other
 
 def _stamp(file):
@@ -202,10 +231,13 @@ def to_pixels(image, size, channels=3): # PIL image; (width, height); 1 for grey
 @contextlib.contextmanager
 def _opened(path):
     "A PIL image, or one line on why there is none"
+    if os.path.isdir(path): raise InputError(f'{path} is a folder, not an image; take it out, or give it another name')
     try:
+        if not os.path.getsize(path): raise InputError(f'{path} is not an image but an empty file; mend it or take it out')
         with Image.open(path) as image: yield image
     except InputError: raise
     except UnidentifiedImageError: raise InputError(f'{path} is not an image that can be read; mend it or take it out') from None
+    except PermissionError as e: raise InputError(f'{path} cannot be read ({e.strerror}); mend its permissions, or take it out') from None
     except Exception as e: raise InputError(f'{path} cannot be read as an image ({e}); mend it or take it out') from None
 
 def read_image(path, size, channels=3): # File; (width, height); 1 for greyscale, 3 for RGB
@@ -261,12 +293,14 @@ def _drawn_parts(labels, seed):
 def _own_data(name, pool, labels, names, split_seed):
     "`Data` from a function that makes the pool, and the labels of the parts that are given, one after another in it"
     if len(names) < 2: raise InputError(f"{name} has only one class, '{names[0]}'; a classifier needs two or more")
-    least = {1: (3, 'one each for training, validation and test'), 2: (2, 'one for validation and one for test'), 3: (1, 'or the class cannot be measured')}[len(labels)]
+    least = {1: (3, 'one each for training, validation and test'), 2: (2, 'one for validation and one for test, or it cannot be measured'),
+        3: (1, 'or it cannot be measured')}[len(labels)]
     for part, y in labels.items():
         need, why = (1, 'or it cannot be learnt') if part == 'train' and len(labels) > 1 else least
         for c, n in enumerate(torch.bincount(y, minlength=len(names)).tolist()):
             where = name if len(labels) == 1 else f'the {part} part of {name}'
-            if n < need: raise InputError(f"class '{names[c]}' has {n} images in {where}; it needs at least {need}, {why}")
+            out = '' if n else '; add some, or leave the class out everywhere'
+            if n < need: raise InputError(f"class '{names[c]}' has {n} images in {where}; it needs at least {need}, {why}{out}")
     return Data(name, pool(), torch.cat(list(labels.values())), tuple(names), **_drawn_parts(labels, split_seed))
 
 # %% ../nbs/03_data.ipynb #ce0a2256
@@ -275,7 +309,7 @@ def _warn_once(message): warnings.warn(message)
 
 def _folder(path, split_seed, image_size):
     "A folder of images"
-    listed = {part: _listed(f) for part, f in part_folders(path).items()}
+    listed = {part: _listed(f, part) for part, f in part_folders(path).items()}
     names = list(listed['train'][0])
     for part, (found, _) in listed.items():
         for c in found:
@@ -287,24 +321,15 @@ def _folder(path, split_seed, image_size):
     labels = {part: torch.arange(len(names)).repeat_interleave(n) for part, n in count.items()}
     return _own_data(str(path), lambda: _folder_pool(files, image_size), labels, names, split_seed)
 
-def _class_indices(y, names, what):
-    "Labels as (n,) int64, checked to name classes"
-    y = np.asarray(y)
-    m = len(y) if names is None else len(names)
-    if not np.issubdtype(y.dtype, np.integer): raise InputError(f'{what} are {y.dtype}; labels must be integers from 0')
-    bad = y[(y < 0) | (y >= m)]
-    if len(bad): raise InputError(f'{what}: {len(bad)} labels, such as {bad[0]}, are not among 0..{m - 1}; leave such images out, or name all the classes')
-    return torch.from_numpy(y.astype(np.int64))
-
 # %% ../nbs/03_data.ipynb #d153dd07
 @functools.lru_cache(2)
 def _archive_pool(stamp):
     "Pool, labels of the parts and class names of an .npz; remembered while the file stays as it is"
     path, a = stamp[0], read_npz(stamp[0])
-    names = tuple(map(str, a['class_names'])) if 'class_names' in a else None
-    labels = {part: _class_indices(a[f'y_{part}'], names, f'y_{part} of {path}') for part in ('train', 'test')}
+    labels = _archive_labels(a, path)
     x = torch.from_numpy(np.concatenate([a['x_train'], a['x_test']])).permute(0, 3, 1, 2).contiguous()
-    return x, labels, names or tuple(str(c) for c in range(int(torch.cat(list(labels.values())).max()) + 1))
+    names = a.get('class_names', range(int(torch.cat(list(labels.values())).max()) + 1))
+    return x, labels, tuple(map(str, names))
 
 def _archive(path, split_seed, image_size):
     "An .npz with the arrays `ARRAYS`, its test images halved"
@@ -433,7 +458,7 @@ def from_dataset(
     kinds = {(tuple(x.shape[1:]), x.dtype) for x, _ in given.values()}
     if len(kinds) > 1: raise InputError(f'the parts hold images of different kinds: {"; ".join(sorted(f"{s} {t}" for s, t in kinds))}; give them one shape and type')
     names = class_names if class_names is not None else getattr(train, 'classes', None)
-    labels = {p: _class_indices(y, names, f'the {p} labels') for p, (_, y) in given.items()}
+    labels = _class_indices({p: y for p, (_, y) in given.items()}, names, 'the labels', lambda p: f'the {p} labels')
     names = names if names is not None else range(int(torch.cat(list(labels.values())).max()) + 1)
     return _own_data(name, lambda: torch.cat([x for x, _ in given.values()]), labels, tuple(map(str, names)), split_seed)
 

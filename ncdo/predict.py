@@ -9,26 +9,53 @@ __all__ = ['Classifier', 'image_files', 'predict', 'export_onnx']
 import importlib.util, json, torch, pandas as pd
 from pathlib import Path
 from torch import nn
-from .data import IMAGES, read_image, walk
+from .data import IMAGES, images_in, read_image
 from .gains import InputError
-from .training import build, pick_device, write_atomically
+from .training import build, model_source, pick_device, write_atomically
 
 # %% ../nbs/07b_predict.ipynb #50b8e41b
+def _read_weights(path):
+    "Tensors and facts of a run's weights, or one line on what is wrong with the file"
+    from safetensors import SafetensorError, safe_open
+    if not path.exists(): raise InputError(f'{path} is missing; `ncdo train` leaves one when it is done (the runs of `ncdo paper` keep none)')
+    try:
+        with open(path, 'rb'): pass
+        with safe_open(path, 'pt') as f: tensors, facts = {k: f.get_tensor(k) for k in f.keys()}, f.metadata()
+        for k in ('mean', 'std'): tensors[k] = tensors[k].view(-1, 1, 1)
+        return tensors, {k: json.loads(facts[k]) for k in ('id', 'model', 'shape', 'class_names')}
+    except OSError as e: raise InputError(f'{path} cannot be read ({e.strerror or e}); mend its permissions or the disk, the run may be in order') from None
+    except SafetensorError as e: raise InputError(f'{path} is damaged ({" ".join(str(e).split())}); remove record.json beside it and train the run again') from None
+    except (KeyError, TypeError, ValueError, RuntimeError) as e:
+        raise InputError(f'{path} is not the weights of a run of this version of ncdo ({type(e).__name__}: {e}); use the version that trained it') from None
+
+def _whose(model):
+    "Who is to bring back what a network was made of"
+    try: source = model_source(model)
+    except InputError: source = 'torchvision'
+    if source == 'import': return f"install the package of '{model}' as it was in training, or put its folder on PYTHONPATH"
+    return f'install the version of {source} that trained it'
+
+def _rebuilt(path, tensors, model, shape, class_names):
+    "The network with its weights, or one line on what is missing here"
+    try: net = build(model, tuple(shape), len(class_names), [0])
+    except InputError as e:
+        why = e.__context__ and f"model '{model}': {type(e.__context__).__name__}: {e.__context__}" or e
+        raise InputError(f'{path} is whole, but its network cannot be made here ({" ".join(str(why).split())}); {_whose(model)}') from None
+    try: net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith('net.')})
+    except RuntimeError as e:
+        raise InputError(f"{path} is of another network than '{model}' is here ({' '.join(str(e).split()):.160}); {_whose(model)}") from None
+    return net
+
+# %% ../nbs/07b_predict.ipynb #5c1d07b0
 class Classifier(nn.Module):
     "A finished run's network: pixels of 0 to 255, (n, c, h, w), to scores, (n, m)"
     def __init__(self, folder):
         super().__init__()
-        from safetensors import SafetensorError, safe_open
         path = Path(folder) / 'weights.safetensors'
-        if not path.exists(): raise InputError(f'{path} is missing; `ncdo train` leaves one when it is done (the runs of `ncdo paper` keep none)')
-        try:
-            with safe_open(path, 'pt') as f: tensors, facts = {k: f.get_tensor(k) for k in f.keys()}, f.metadata()
-            self.id, self.model, self.shape, self.class_names = [json.loads(facts[k]) for k in ('id', 'model', 'shape', 'class_names')]
-            self.net = build(self.model, tuple(self.shape), len(self.class_names), [0])
-            self.net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith('net.')})
-            for k in ('mean', 'std'): self.register_buffer(k, tensors[k].view(-1, 1, 1))
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as e:
-            raise InputError(f'{path} cannot be used ({type(e).__name__}: {str(e).splitlines()[0]}); remove record.json beside it and train the run again') from None
+        tensors, facts = _read_weights(path)
+        self.id, self.model, self.shape, self.class_names = facts.values()
+        self.net = _rebuilt(path, tensors, self.model, self.shape, self.class_names)
+        for k in ('mean', 'std'): self.register_buffer(k, tensors[k])
         self.eval()
 
     def forward(self, pixels): return self.net(((pixels - self.mean) / self.std).unsqueeze(0)).squeeze(0)
@@ -39,7 +66,7 @@ def image_files(paths): # Files and folders
     found = []
     for path in map(Path, paths):
         if not path.exists(): raise InputError(f'{path} does not exist; give image files or folders of them')
-        inside = sorted(p for p in walk(path)[1] if p.suffix.lower() in IMAGES) if path.is_dir() else [path]
+        inside = sorted(images_in(path)[0]) if path.is_dir() else [path]
         if not inside: raise InputError(f'{path} holds no images ({", ".join(IMAGES)})')
         found += inside
     return found

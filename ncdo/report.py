@@ -9,7 +9,7 @@ __all__ = ['WANTED', 'QUANTITIES', 'RECALL', 'BLUE', 'ORANGE', 'GREY', 'STYLE', 
            'write_report']
 
 # %% ../nbs/07a_report.ipynb #e2b0f851
-import base64, functools, io, torch, numpy as np
+import base64, functools, io, tempfile, torch, numpy as np
 from pathlib import Path
 from .runs import post_shift_run, read_record, spec_of
 from .gains import InputError, at_priors, average_recall, balanced_coverage, coverage, group_mean, precision, recall
@@ -223,13 +223,15 @@ def alternatives(run, beside=()): # `Run`; folders of other runs
         if other.names != run.names: raise InputError(f'{other.folder} is about other classes than {run.folder} ({other.m} and {run.m}); only runs on the same classes can be compared')
     s, points = run.spec, []
     goal = {k: getattr(s, k) for k in ('groups', 'tail', 'tau', 'fraction')}
-    for r in [run, *others]:
-        name = 'this run' if r is run else r.folder.name
-        label = f'{name} ({r.spec.loss}, for {r.spec.objective})'
-        points.append(point(run, label, r.confusion['test'], r.confusion['validation']))
-        if s.objective in ('accuracy', 'weighted-accuracy') or not (r.folder / 'scores.npz').exists(): continue
-        p = post_shift_run(r.folder, s.objective, **goal)
-        points.append(point(run, f'{name}, shifted', *(torch.tensor(p[k]['confusion'], dtype=torch.float64) for k in ('test', 'validation')), shifted=True))
+    with tempfile.TemporaryDirectory() as aside: # The folders of others are only read
+        for i, r in enumerate([run, *others]):
+            name = 'this run' if r is run else r.folder.name
+            label = f'{name} ({r.spec.loss}, for {r.spec.objective})'
+            points.append(point(run, label, r.confusion['test'], r.confusion['validation']))
+            if s.objective in ('accuracy', 'weighted-accuracy') or not (r.folder / 'scores.npz').exists(): continue
+            p = post_shift_run(r.folder, s.objective, **goal, out=Path(aside) / str(i) if i else None)
+            C = [torch.tensor(p[k]['confusion'], dtype=torch.float64) for k in ('test', 'validation')]
+            points.append(point(run, f'{name}, shifted', *C, shifted=True))
     return points
 
 @_styled
@@ -310,7 +312,7 @@ PAGE_END = '''{% if 'history' in figures %}<h2>How training got there</h2>
 {% call figure('history') %}Left the price (multiplier) that training put on each part of the goal, right what it got for it. Prices that still climb at the end ask for more steps or a larger step size,
 prices that swing for a smaller one. Where a price rose and the curve on the right did not follow, the network no longer listens: it has learnt its sample by heart, or the wishes exclude each other.{% endcall %}{% endif %}
 <h2>The alternatives</h2>
-{% call figure('alternatives') %}Bars are one standard error. A model that lies below and left of another can be dropped; between the others it is for you to choose. "Shifted" models are the same networks with
+{% call figure('alternatives') %}Bars are one standard error. A model that lies below and left of another by more than the bars can be dropped; between the others it is for you to choose. "Shifted" models are the same networks with
 their predictions corrected after training. {{ '' if beside else 'Put other runs on the same classes here with --beside.' }}{% endcall %}
 <div class="scroll"><table><tr><th>model</th><th>{{ run.overall }}, test</th><th>smallest {{ run.quantity }}, validation</th><th>smallest {{ run.quantity }}, test</th></tr>{% for p in points %}
 <tr><td class="name">{{ p.name }}</td><td>{{ p.x | pct }}</td><td>{{ p.y_validation | pct }}</td><td>{{ p.y | pct }}</td></tr>{% endfor %}</table></div>

@@ -1,5 +1,6 @@
 "The command line: what it prints, what it refuses, what it leaves behind"
-import json, os, signal, subprocess, sys, time, pytest
+import json, os, signal, subprocess, sys, pytest
+from waiting import WITH_TESTS, steps_done
 
 QUICK = ['train', '--model', 'mlp-16', '--steps', 20, '--batch-size', 32]
 
@@ -79,15 +80,21 @@ def test_a_class_never_predicted_is_named(ncdo, tmp_path):
     assert status == 0 and never and f"never predicted on test data: {', '.join(never)}\n" in out
 
 
+KILLED = '''
+import torch
+torch.set_num_threads(1)
+from ncdo.cli import main
+from waiting import die_at
+die_at('step', 400)
+main()
+'''
+
+
 def test_killed_and_resumed(ncdo, tmp_path):
-    "SIGKILL after the first checkpoint; --resume ends with the metrics of an uninterrupted run"
+    "SIGKILL after the second checkpoint; --resume ends with the metrics of an uninterrupted run"
     args = [str(a) for a in ('train', '--model', 'mlp-16', '--steps', 3000, '--batch-size', 64, '--update-every', 50)]
-    process = subprocess.Popen([sys.executable, '-c', 'import torch; torch.set_num_threads(1); from ncdo.cli import main; main()', *args, '--out', str(tmp_path / 'a')],
-        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    while not (tmp_path / 'a/checkpoint.safetensors').exists() and process.poll() is None: time.sleep(.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / 'a/record.json').exists()
+    done = subprocess.run([sys.executable, '-c', KILLED, *args, '--out', str(tmp_path / 'a')], capture_output=True, env=WITH_TESTS)
+    assert done.returncode == -signal.SIGKILL and steps_done(tmp_path / 'a/checkpoint.safetensors') == 300 and not (tmp_path / 'a/record.json').exists()
     status, _, err = ncdo(*args, '--out', tmp_path / 'a')
     assert status == 2 and 'add --resume' in err
     status, _, err = ncdo(*args, '--learning-rate', '.01', '--out', tmp_path / 'a')

@@ -1,63 +1,91 @@
-"Killed at random moments, by SIGKILL: nothing is lost but the steps since the checkpoint"
-import dataclasses, json, os, signal, subprocess, sys, time, pytest, torch
+"Killed at drawn moments, by SIGKILL: nothing is lost but the steps since the checkpoint"
+import contextlib, dataclasses, itertools, json, os, random, signal, subprocess, sys, types, pytest, torch
 from filelock import FileLock
 from safetensors.torch import save
 from ncdo.experiments import Busy, Job, Spec, claim, compute, jobs_for, most_together, pack_for_gpus, recipe_spec, run_stack
 from ncdo.gains import InputError
 from ncdo.training import Member, Recipe, Stack, write_atomically
+from waiting import WITH_TESTS, steps_done, until
 
-TRAIN = ['train', '--model', 'mlp-16', '--steps', '5000', '--batch-size', '64', '--update-every', '50']
+TRAIN = ['train', '--model', 'mlp-16', '--steps', '2000', '--batch-size', '64', '--update-every', '50'] # A checkpoint every 100 steps
 KILLER = '''
-import os, random, signal, sys, time, torch
+import json, os, sys, torch
 torch.set_num_threads(1)
+from pathlib import Path
 from ncdo.cli import main
-draw, kills = random.Random(0), 0
-while True:
+from waiting import die_at, steps_done
+for death in json.loads(sys.argv[2]) + [None]:
     child = os.fork()
     if not child:
         sys.stdout = sys.stderr = open(os.devnull, 'w')
-        main([*sys.argv[2:], '--out', sys.argv[1], '--resume'])
+        if death: die_at(*death)
+        main([*sys.argv[3:], '--out', sys.argv[1], '--resume'])
         os._exit(0)
-    time.sleep(draw.uniform(.1, 1.2))
-    if kills < 20: os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
-    if os.WIFSIGNALED(status): kills += 1
-    else: break
-print(kills, os.WEXITSTATUS(status))
+    print(os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), steps_done(Path(sys.argv[1], 'checkpoint.safetensors')))
 '''
 
 
+def twenty_deaths():
+    "Moments, counted in steps or files since the start or restart; and where the checkpoint is after each"
+    draw = random.Random(0)
+    deaths = [d for _ in range(5) for d in (('step', draw.randint(1, 100)), ('step', draw.randint(101, 200)), ('half', draw.randint(1, 2)), ('unmoved', draw.randint(1, 2)))]
+    draw.shuffle(deaths)
+    deaths = [('step', 50), *deaths[:18]] # The first before there is any checkpoint
+    steps = itertools.accumulate(100 * ((n - 1) // (100 if moment == 'step' else 1)) for moment, n in deaths)
+    return [*deaths, ('record', 1)], [*steps, 2000]
+
+
 def test_twenty_kills(ncdo, tmp_path):
-    done = subprocess.run([sys.executable, '-c', KILLER, str(tmp_path / 'a'), *TRAIN], capture_output=True, text=True, timeout=600)
-    assert done.stdout.split() == ['20', '0'], done.stderr
+    "Before the first checkpoint since a restart, after it, halfway through writing one, before it is in its place, and in the end before the record is"
+    deaths, steps = twenty_deaths()
+    assert len(deaths) == 20 and steps[0] == 0 and steps[18] < 2000 and {m for m, _ in deaths} == {'step', 'half', 'unmoved', 'record'}
+    done = subprocess.run([sys.executable, '-c', KILLER, str(tmp_path / 'a'), json.dumps(deaths), *TRAIN], capture_output=True, text=True, env=WITH_TESTS)
+    assert done.stdout.splitlines() == [f'{int(signal.SIGKILL)} {n}' for n in steps] + ['0 0'], done.stderr
     assert ncdo(*TRAIN, '--out', tmp_path / 'b')[0] == 0
     a, b = [json.loads((tmp_path / d / 'record.json').read_text()) for d in 'ab']
     assert {k: v for k, v in a.items() if k != 'seconds'} == {k: v for k, v in b.items() if k != 'seconds'}
-    assert sorted(os.listdir(tmp_path / 'a')) == sorted(os.listdir(tmp_path / 'b'))
+    left = [n for n in os.listdir(tmp_path / 'a') if not n.startswith('.')] # But for the files that a kill has left half written
+    assert sorted(left) == sorted(os.listdir(tmp_path / 'b'))
 
 
-def some_runs(steps=1500):
-    "A stack with multipliers, and one without"
+def some_runs(steps=600):
+    "A stack of four with multipliers, and one of two without"
     recipe = Recipe(steps=steps, batch_size=32, update_every=50)
     goals = [dict(objective='worst-case-recall', loss=loss) for loss in ('logit-adjusted', 're-weighted')] + [{}]
     return [Spec(model='mlp-16', seed=seed, split_seed=seed if goal else 0, recipe=recipe, **goal) for goal in goals for seed in (0, 1)]
 
 
-def start_batch(tmp_path, store, steps=1500):
-    "A session of its own that computes `some_runs` in two workers"
-    code = f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_killed import compute, some_runs\nif __name__ == "__main__": compute(some_runs({steps}), sys.argv[1], workers=2, quiet=True)'
-    (tmp_path / 'batch.py').write_text(code)
-    return subprocess.Popen([sys.executable, str(tmp_path / 'batch.py'), str(store)], start_new_session=True)
+BATCH = '''
+import sys
+from test_killed import compute, some_runs
+from waiting import stay_at
+stay_at({{4: 70, 2: 320}}, {said!r})
+if __name__ == '__main__': compute(some_runs(), {store!r}, workers=2, quiet=True)
+'''
+
+
+@contextlib.contextmanager
+def a_batch(tmp_path, store):
+    "A session of its own that computes `some_runs` in two workers, of which one has come to step 70 and one to step 320, and both train on for ever"
+    (said := tmp_path / 'said').mkdir()
+    (tmp_path / 'batch.py').write_text(BATCH.format(said=str(said), store=str(store)))
+    process = subprocess.Popen([sys.executable, str(tmp_path / 'batch.py')], start_new_session=True, env=WITH_TESTS)
+    try:
+        until(lambda: process.poll() is not None or len(os.listdir(said)) == 2)
+        assert process.poll() is None
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError): os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def test_a_killed_batch_of_stacks(tmp_path):
-    "Two processes, two stacks; killed together once a checkpoint lies there, then started again"
+    "Two processes, two stacks; killed together after some checkpoints, then started again"
     store = tmp_path / 'runs'
-    process = start_batch(tmp_path, store)
-    while process.poll() is None and not list(store.glob('*.checkpoint.safetensors')): time.sleep(.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with a_batch(tmp_path, store) as process: os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL and not list(store.glob('*/record.json'))
+    assert sorted(map(steps_done, store.glob('*.checkpoint.safetensors'))) == [60, 300]
     resumed = compute(some_runs(), store, workers=1, quiet=True)
     whole = compute(some_runs(), tmp_path / 'whole', workers=1, quiet=True)
     for spec, record in whole.items(): assert {k: v for k, v in record.items() if k != 'seconds'} == {k: v for k, v in resumed[spec].items() if k != 'seconds'}
@@ -123,14 +151,21 @@ def test_a_run_on_record_is_not_written_again(tmp_path):
     assert (tmp_path / specs[0].id / 'record.json').read_bytes() == before and both[0]['test'] == first['test'] and both[1]['id'] == specs[1].id
 
 
-def test_seconds_before_a_checkpoint_count(tmp_path):
-    spec = recipe_spec('smoke', 'digits-lt')
+def test_seconds_before_a_checkpoint_count(tmp_path, monkeypatch):
+    "By a clock that moves only when it is told to"
+    spec, now = recipe_spec('smoke', 'digits-lt'), types.SimpleNamespace(seconds=1000.)
+    monkeypatch.setattr('ncdo.training.time', types.SimpleNamespace(time=lambda: now.seconds))
     start = lambda: Stack([Member(data := spec.data(), spec.problem(data.priors), spec.loss)], spec.model, spec.recipe, 'cpu')
     stack = start()
-    stack.born -= 100
+    now.seconds += 100
     stack.save(tmp_path / 'c', 'x')
+    now.seconds += 5000
     (again := start()).load(tmp_path / 'c', 'x')
-    assert 100 <= again.spent < 200
+    assert again.spent == 100
+    now.seconds += 20
+    again.save(tmp_path / 'c', 'x')
+    (last := start()).load(tmp_path / 'c', 'x')
+    assert last.spent == 120
 
 
 def test_stacks_fill_the_gpus():
@@ -141,22 +176,19 @@ def test_stacks_fill_the_gpus():
 
 
 HALFWAY = '''
-import os, signal, sys, torch
-from pathlib import Path
-torch.set_num_threads(1)
+import sys, torch
 from ncdo.training import write_atomically
-path = Path(sys.argv[1])
-write_atomically(path, b'first')
-if sys.argv[2] == 'before the move': os.replace = lambda a, b: os.kill(os.getpid(), signal.SIGKILL)
-else: Path.write_bytes = lambda self, content: (open(self, 'wb', 0).write(content[:3]), os.kill(os.getpid(), signal.SIGKILL))
-write_atomically(path, b'second')
+from waiting import die_at
+write_atomically(sys.argv[1], b'first')
+die_at(sys.argv[2], 1)
+write_atomically(sys.argv[1], b'second')
 '''
 
 
-@pytest.mark.parametrize('moment', ['halfway through the file', 'before the move'])
+@pytest.mark.parametrize('moment', ['half', 'unmoved'])
 def test_trap_51_killed_while_a_checkpoint_is_written(tmp_path, moment):
     path = tmp_path / 'checkpoint'
-    done = subprocess.run([sys.executable, '-c', HALFWAY, str(path), moment])
+    done = subprocess.run([sys.executable, '-c', HALFWAY, str(path), moment], env=WITH_TESTS)
     assert done.returncode == -signal.SIGKILL and path.read_bytes() == b'first' and len(list(tmp_path.iterdir())) == 2
 
 
@@ -176,19 +208,15 @@ def test_trap_37_training_never_looks_at_the_test_sample():
     for name, weight in a.weights.items(): assert torch.equal(weight, b.weights[name])
 
 
+@pytest.mark.skipif(not os.path.exists('/proc/self/stat'), reason='looks for processes in /proc')
 def test_workers_leave_with_a_parent_that_is_killed(tmp_path):
-    "Alone, by SIGKILL: its two workers must not train on beside a batch that is started again"
-    process = start_batch(tmp_path, tmp_path / 'runs', 10 ** 6)
-    workers = lambda: [p for p in os.listdir('/proc') if p.isdecimal() and alive(p, process.pid)]
-    try:
-        while process.poll() is None and not (len(list(tmp_path.glob('runs/*/.lock'))) and len(workers()) > 2): time.sleep(.05)
+    "Alone, by SIGKILL: its two workers, which would train for ever, must not do so beside a batch that is started again"
+    with a_batch(tmp_path, tmp_path / 'runs') as process:
+        alive_now = lambda: [p for p in os.listdir('/proc') if p.isdecimal() and alive(p, process.pid)]
+        assert set(os.listdir(tmp_path / 'said')) < set(alive_now())
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        deadline = time.time() + 60
-        while workers() and time.time() < deadline: time.sleep(.1)
-        assert not workers()
-    finally:
-        if workers(): os.killpg(process.pid, signal.SIGKILL)
+        until(lambda: not alive_now())
 
 
 def alive(pid, group):

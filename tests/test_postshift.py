@@ -1,6 +1,6 @@
 "Algorithm 3 against the linear program, loops and scikit-learn's own checks; traps 42-44; `ncdo postshift`"
 import json, os, joblib, pickle, pytest, warnings, numpy as np, torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
@@ -58,7 +58,7 @@ def test_with_known_probabilities_the_program_is_reached(toy, name):
     assert problem.domain == 'simplex' or violations.max() <= 1e-3
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10**6), st.sampled_from(list(PROBLEMS)), st.integers(2, 5), st.integers(20, 80), st.sampled_from([.1, 1, 10]))
 def test_never_below_no_shift_on_the_fitting_sample(seed, name, m, n, step):
     shrinkage = (0, .5, 1)[seed % 3]

@@ -1,13 +1,13 @@
 "What must hold for every gain, score and label"
 import torch, torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 from ncdo.gains import (accuracy, at_priors, bayes_rule, confusion_matrix, coverage, coverage_constraint, precision_constraint, recall, recall_constraint,
     worst_case_recall)
 from ncdo.losses import CostSensitiveLoss, hybrid_loss, logit_adjusted_loss, nonnegative_gain, reweighted_loss, risk_minimiser, softmax_shifted_loss
 from ncdo.reductions import update_multipliers
 
-settings.register_profile('ncdo', max_examples=40, deadline=None, derandomize=True)
+settings.register_profile('ncdo', max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile('ncdo')
 
 @st.composite

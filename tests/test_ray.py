@@ -1,58 +1,67 @@
 "A grid on two Ray workers, one of them killed in the middle of a run"
-import json, os, signal, threading, time
+import os, signal, threading, pytest
+from collections import Counter
 from pathlib import Path
-import pytest
 from ncdo.adapters import compute_with_ray
 from ncdo.experiments import Job, Spec, compute, read_record
 from ncdo.gains import InputError
 from ncdo.training import Recipe
+from waiting import FOR_EVER, steps_done, until
 
 ray = pytest.importorskip('ray')
 ROOT = Path(__file__).parent.parent
-SHORT, LONG = Recipe(steps=60, batch_size=32), Recipe(steps=5000, batch_size=32, update_every=100)
-SPECS = [Spec(model='mlp-16', objective='worst-case-recall', loss='logit-adjusted', seed=s, recipe=LONG if s == 0 else SHORT) for s in range(6)]
+SHORT, LONG = Recipe(steps=60, batch_size=32), Recipe(steps=1500, batch_size=32, update_every=100) # A checkpoint every 75 steps
+GOAL = dict(objective='worst-case-recall', loss='logit-adjusted')
+SPECS = [Spec(model='held:net', recipe=LONG, **GOAL)] + [Spec(model='mlp-16', seed=s, recipe=SHORT, **GOAL) for s in range(1, 6)]
+HELD = '''
+import itertools, os, time, torch
+from pathlib import Path
+from torch import nn
+here, count = Path(__file__).parent, itertools.count(1)
+
+class Held(nn.Sequential):
+    "Notes each step of training; in the 1000th the first process that comes so far waits to be killed"
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            with open(here / 'steps', 'a') as f: f.write(f'{os.getpid()}\\n')
+            if next(count) == 1000 and not (here / 'held').exists():
+                (here / 'now').write_text(str(os.getpid()))
+                os.replace(here / 'now', here / 'held')
+                while True: time.sleep(1)
+        return super().forward(x)
+
+def net(num_classes): return Held(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, num_classes))
+'''
 
 
 @pytest.fixture(scope='module')
 def two_workers(tmp_path_factory):
-    # Ray gives its agents 15 s to start (its issue 65983), of which jsonschema spends many on a grammar of web addresses that Jupyter brings along
-    folder, patch = tmp_path_factory.mktemp('without'), pytest.MonkeyPatch()
+    "The folder of the network `held:net`, which they can import"
+    # Ray gives its agents 15 s to start (its issue 65983) unless told otherwise, and the first of them 30 s in any case, of which jsonschema
+    # spends many on a grammar of web addresses that Jupyter brings along
+    folder, patch = tmp_path_factory.mktemp('importable'), pytest.MonkeyPatch()
     (folder / 'rfc3987_syntax.py').write_text("raise ImportError('not needed here')")
+    (folder / 'held.py').write_text(HELD)
     patch.setenv('PYTHONPATH', os.pathsep.join([str(folder), str(ROOT)]))
+    for name, unit in dict(agent_register_timeout_ms=1000, gcs_server_request_timeout_seconds=1).items():
+        patch.setenv(f'RAY_{name}', str(FOR_EVER * unit))
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level='error')
-    yield
+    yield folder
     ray.shutdown()
     patch.undo()
 
 
-def steps_done(checkpoint):
-    "Step of the checkpoint; 0 without one"
-    try: content = checkpoint.read_bytes()
-    except FileNotFoundError: return 0
-    header = content[8:8 + int.from_bytes(content[:8], 'little')]
-    return int(json.loads(header)['__metadata__']['step'])
-
-
-def process_of(task):
-    "Ids of the processes that Ray has named after a task at work"
-    names = {p.parent.name: p.read_bytes() for p in Path('/proc').glob('[0-9]*/cmdline')}
-    return [int(pid) for pid, name in names.items() if name.startswith(b'ray::' + task.encode())]
-
-
-@pytest.mark.skipif(not Path('/proc/self/cmdline').exists(), reason='finds the worker to kill in /proc')
-def test_a_killed_worker_is_replaced_and_its_run_goes_on(two_workers, tmp_path):
-    store, first, seen, records = tmp_path / 'ray', SPECS[0], [], {}
-    checkpoint = Job([first], store).checkpoint
-    work, deadline = threading.Thread(target=lambda: records.update(compute_with_ray(SPECS, store)), daemon=True), time.time() + 240
+def test_a_killed_worker_is_replaced_and_its_run_goes_on(two_workers, tmp_path, monkeypatch):
+    "Killed in its 1000th step, when the other runs are done; its successor trains from the last checkpoint, at step 975, to the end"
+    store, first, records = tmp_path / 'ray', SPECS[0], {}
+    monkeypatch.syspath_prepend(two_workers)
+    work = threading.Thread(target=lambda: records.update(compute_with_ray(SPECS, store)), daemon=True)
     work.start()
-    while work.is_alive() and time.time() < deadline and (steps_done(checkpoint) < 1000 or len(list(store.glob('*/record.json'))) < 5): time.sleep(.05)
-    assert work.is_alive() and read_record(store / first.id) is None
-    victim, = process_of('_run_job')
-    os.kill(victim, signal.SIGKILL)
-    while work.is_alive() and time.time() < deadline:
-        if step := steps_done(checkpoint): seen.append(step)
-        time.sleep(.02)
-    assert not work.is_alive() and seen and seen == sorted(seen) and seen[0] >= 1000
+    until(lambda: not work.is_alive() or (two_workers / 'held').exists() and len(list(store.glob('*/record.json'))) == 5)
+    assert work.is_alive() and read_record(store / first.id) is None and steps_done(Job([first], store).checkpoint) == 975
+    os.kill(int((two_workers / 'held').read_text()), signal.SIGKILL)
+    until(lambda: not work.is_alive())
+    assert list(Counter((two_workers / 'steps').read_text().split()).values()) == [1000, 1500 - 975]
     assert list(records) == SPECS and all(records.values()) and not list(store.glob('*.checkpoint*'))
     alone = compute(SPECS, tmp_path / 'alone', workers=1, quiet=True)
     for spec in SPECS:

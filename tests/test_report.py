@@ -1,13 +1,14 @@
 "What happens after training: the report of a run, its predictions on image files, its ONNX file"
-import csv, dataclasses, html, io, json, math, shutil
+import csv, dataclasses, errno, html, importlib, io, json, math, os, shutil, sys
 from html.parser import HTMLParser
 import numpy as np, pytest, torch
 from PIL import Image
+from safetensors.torch import save_file
 import ncdo.experiments
 from pathlib import Path
 from ncdo.data import Data, load, read_image
 from ncdo.experiments import Spec, compute, make_record, post_shift_run, read_record, read_scores, run_stack, spec_of, write_record
-from ncdo.gains import worst_case_recall
+from ncdo.gains import InputError, worst_case_recall
 from ncdo.predict import Classifier, image_files
 from ncdo.report import Run, alternatives, drawn_again, judge, percent, recall_intervals, short_name, write_report
 from ncdo.training import Member, Recipe, Stack, fit
@@ -170,7 +171,103 @@ def test_alternatives_are_judged_by_the_goal_of_the_run(runs):
     assert (points[2]['x'], points[2]['y']) == pytest.approx((plain['avg_recall'], plain['min_recall']))
 
 
+def everything(folder): return {str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns) if p.is_file() else None for p in folder.rglob('*')}
+
+
+def test_a_report_writes_only_into_the_folder_of_its_run(runs):
+    "Runs beside it may be somebody else's, or on a disk that is only read"
+    before = {n: everything(runs / n) for n in (*GOALS, 'worst-tail', 'spread-tail')}
+    write_report(runs / 'worst', [runs / 'plain', runs / 'spread'])
+    after = {n: everything(runs / n) for n in before}
+    made = after.pop('worst').keys() - before.pop('worst').keys()
+    assert after == before and {p.split('-')[0] for p in made} == {'report.html', 'report', 'postshift'}
+
+
+def test_runs_beside_are_shifted_each_by_its_own_scores(runs):
+    "Also two of one goal; and again, if one is computed anew in between"
+    shifted = lambda names: [p['y_validation'] for p in alternatives(Run(runs / 'worst'), [runs / n for n in names]) if p['shifted']]
+    plain, average = [post_shift_run(shutil.copytree(runs / n, runs / f'{n}2'), 'worst-case-recall')['validation']['min_recall'] for n in ('plain', 'average')]
+    assert shifted(['plain', 'average'])[1:] == pytest.approx([plain, average]) and plain != average
+    shutil.copy(runs / 'average/scores.npz', runs / 'plain')
+    assert shifted(['plain'])[1:] == pytest.approx([average])
+
+
 # the network
+
+NETS = '''
+from torch import nn
+def small(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+'''
+
+
+@pytest.fixture
+def own_net(tmp_path, monkeypatch):
+    "A run of a network in a module of one's own, the file of that module, and a function that forgets it"
+    (tmp_path / 'nets').mkdir()
+    path, folder = tmp_path / 'nets/nets_of_mine.py', tmp_path / 'run'
+    path.write_text(NETS)
+    monkeypatch.setattr('sys.dont_write_bytecode', True)
+    def forget():
+        sys.modules.pop('nets_of_mine', None)
+        importlib.invalidate_caches()
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        run_stack([Spec(model='nets_of_mine:small', recipe=Recipe(steps=4, batch_size=16))], [folder], device='cpu', weights=True)
+        Classifier(folder)
+    forget()
+    yield folder, path
+    forget()
+
+
+CHANGED = dict(moved=None, renamed=NETS.replace('small', 'large'), broken='import no_such_package', wider=NETS.replace('nn.Linear(64, num_classes)', 'nn.Linear(64, 8), nn.Linear(8, num_classes)'))
+
+
+@pytest.mark.parametrize('how', CHANGED)
+def test_a_network_that_is_gone_does_not_cost_the_run(ncdo, own_net, tmp_path, monkeypatch, how):
+    "The advice is about the package; with the package back, all is well"
+    folder, path = own_net
+    if CHANGED[how]:
+        monkeypatch.syspath_prepend(path.parent)
+        path.write_text(CHANGED[how])
+    before = everything(folder)
+    why = dict(moved="No module named 'nets_of_mine'", renamed="has no attribute 'small'", broken="No module named 'no_such_package'", wider="another network than 'nets_of_mine:small' is here")[how]
+    for command in (['predict', folder, tmp_path / 'x.png'], ['export', folder]):
+        status, out, err = ncdo(*command)
+        assert status == 2 and why in err and err.endswith("install the package of 'nets_of_mine:small' as it was in training, or put its folder on PYTHONPATH\n"), err
+        assert err.count('\n') == 1 and 'remove' not in err and 'train' not in err.replace('in training', '') and everything(folder) == before
+        sys.modules.pop('nets_of_mine', None)
+    path.write_text(NETS)
+    importlib.invalidate_caches()
+    monkeypatch.syspath_prepend(path.parent)
+    assert Classifier(folder).model == 'nets_of_mine:small'
+
+
+def test_weights_that_may_not_be_read_are_not_given_up(runs, monkeypatch):
+    path = runs / 'worst/weights.safetensors'
+    def refuse(file, *args, open=open, **kw):
+        if str(file) == str(path): raise PermissionError(errno.EACCES, 'Permission denied', str(file))
+        return open(file, *args, **kw)
+    monkeypatch.setattr('builtins.open', refuse)
+    with pytest.raises(InputError, match='cannot be read .Permission denied.; mend its permissions') as e: Classifier(runs / 'worst')
+    assert 'remove' not in str(e.value)
+
+
+@pytest.mark.parametrize('problem', [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize('file,command', [('report-recall.png', ['report', '{}']), ('report.html', ['report', '{}']), ('model.onnx', ['export', '{}']), ('p.csv', ['predict', '{}', '{}/x.png', '--out', '{}/p.csv'])])
+def test_a_disk_that_is_full_or_only_read_is_one_line_with_the_file(ncdo, runs, monkeypatch, problem, file, command):
+    if file == 'model.onnx': pytest.importorskip('onnxruntime')
+    folder = runs / 'worst'
+    (folder / 'scores.npz').unlink()
+    Image.new('L', (8, 8)).save(folder / 'x.png')
+    before = set(everything(folder))
+    def refuse(path, content, write=Path.write_bytes):
+        if file in path.name: raise OSError(problem, os.strerror(problem), str(path))
+        return write(path, content)
+    monkeypatch.setattr(Path, 'write_bytes', refuse)
+    status, out, err = ncdo(*(a.format(folder) for a in command))
+    assert status == 2 and os.strerror(problem) in err and file in err and err.count('\n') == 1 and not out, err
+    assert not {n for n in set(everything(folder)) - before if file in n}
+
 
 def test_train_keeps_the_network_and_compute_does_not(tmp_path, kept):
     spec = Spec(model='mlp-16', recipe=Recipe(steps=4, batch_size=16))
@@ -307,6 +404,7 @@ def test_export_without_its_libraries_says_what_to_install(ncdo, runs, monkeypat
 def no_record(folder): (folder / 'record.json').unlink()
 def no_weights(folder): (folder / 'weights.safetensors').unlink()
 def half_weights(folder): (folder / 'weights.safetensors').write_bytes((folder / 'weights.safetensors').read_bytes()[:5000])
+def foreign_weights(folder): save_file(dict(w=torch.zeros(2)), folder / 'weights.safetensors')
 def other_network(folder):
     path = folder / 'weights.safetensors'
     path.write_bytes(path.read_bytes().replace(b'mlp-16', b'mlp-32'))
@@ -337,8 +435,9 @@ WRONG = [ # chkstyle: ignore-node
     (['predict', '{}', '{}/x.png'], text_image, 'x.png is not an image that can be read'),
     (['predict', '{}', '{}'], half_image, 'x.png cannot be read as an image'),
     (['predict', '{}', '{}/x.png'], no_weights, 'weights.safetensors is missing; `ncdo train` leaves one'),
-    (['predict', '{}', '{}/x.png'], half_weights, 'weights.safetensors cannot be used (SafetensorError'),
-    (['predict', '{}', '{}/x.png'], other_network, 'weights.safetensors cannot be used (RuntimeError'),
+    (['predict', '{}', '{}/x.png'], half_weights, 'weights.safetensors is damaged ('),
+    (['predict', '{}', '{}/x.png'], foreign_weights, 'is not the weights of a run of this version of ncdo (KeyError: '),
+    (['predict', '{}', '{}/x.png'], other_network, "weights.safetensors is of another network than 'mlp-32' is here (Error(s) in loading state_dict for MLP"),
     (['predict', '{}'], nothing, "Missing argument 'images'"),
     (['export', '{}'], no_weights, 'weights.safetensors is missing'),
     (['export', '{}/nothere'], nothing, 'weights.safetensors is missing')]

@@ -1,10 +1,11 @@
 "Traps of data, each named by its number: what bit people elsewhere, and what happens here"
-import warnings, numpy as np, pytest, torch
+import errno, os, warnings, numpy as np, pytest, torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 from pictures import COUNTS, archive, divided_folder, image_folder, picture
-from ncdo.data import choose, common_size, from_dataset, load, long_tail_counts, read_npz
+from ncdo.data import choose, common_size, from_dataset, load, long_tail_counts, read_image, read_npz
 from ncdo.gains import InputError
+from ncdo.predict import image_files
 
 PARTS = ('train', 'validation', 'test')
 
@@ -67,6 +68,117 @@ def test_trap_38_an_ignored_label_is_no_class(as_test):
     assert data.num_classes == 3 and 255 not in data.y and len(data.x) == 48 * (1 + as_test)
     assert torch.allclose(data.priors, torch.full((3,), 1 / 3, dtype=torch.float64))
     with pytest.raises(InputError, match='12 labels, such as 255, are not among'): from_dataset(pairs)
+
+
+@pytest.mark.parametrize('names', [None, list('abc')])
+@pytest.mark.parametrize('by', ['archive', 'archive of cifar10', 'data set', 'three data sets'])
+def test_labels_that_count_from_1_are_told_and_not_shifted(tmp_path, by, names):
+    "With as many names as there are labels, or none; whatever they come from"
+    y, what = np.arange(18) // 6 + 1, r'labels of .*\.npz' if 'archive' in by else 'the labels'
+    pairs = TensorDataset(torch.rand(18, 1, 4, 4), torch.from_numpy(y))
+    path = archive(tmp_path / ('cifar10.npz' if 'cifar' in by else 'a.npz'), y_train=y, y_test=y, **{} if names is None else dict(class_names=names))
+    make = {'archive': lambda: load(str(path)), 'archive of cifar10': lambda: load('cifar10-lt', tmp_path), 'data set': lambda: from_dataset(pairs, class_names=names),
+        'three data sets': lambda: from_dataset(pairs, pairs, pairs, class_names=names)}[by]
+    with pytest.raises(InputError, match=f'^{what} run from 1 to 3, but classes are numbered from 0; subtract 1 from all of them$'): make()
+
+
+def test_a_class_0_that_is_merely_absent_is_no_shift(tmp_path):
+    "Its name is there, so the others keep theirs; and a label of no name is one to leave out"
+    y = np.arange(18) // 6 + 1
+    with pytest.raises(InputError, match="class 'none' has 0 images in the train part of .*; add some, or leave the class out everywhere$"):
+        load(str(archive(tmp_path / 'a.npz', y_train=y, y_test=y, class_names=['none', 'a', 'b', 'c'])))
+    pairs = TensorDataset(torch.rand(18, 1, 4, 4), torch.from_numpy(y))
+    with pytest.raises(InputError, match="class 'none' has 0 images in own"): from_dataset(pairs, class_names=['none', 'a', 'b', 'c'])
+    x, y = pairs.tensors
+    with pytest.raises(InputError, match='6 labels, such as 3, are not among 0..2'): from_dataset(TensorDataset(x, y.where(y > 1, 0)), class_names=list('abc'))
+
+
+def test_splits_are_those_of_before(tmp_path):
+    "What records were made on, whatever is checked on the way"
+    pairs = TensorDataset(torch.arange(40.).view(40, 1, 1, 1).expand(-1, 1, 4, 4), torch.arange(40) % 4)
+    found = dict(archive=load(str(archive(tmp_path / 'a.npz'))), named=load(str(archive(tmp_path / 'b.npz', class_names=list('xyz'))), split_seed=3), pairs=from_dataset(pairs),
+        folder=load(str(image_folder(tmp_path / 'pets'))), numbered=load(str(image_folder(tmp_path / 'n', {'1': 5, '2': 4, '10': 6}))),
+        divided=load(str(divided_folder(tmp_path / 'd', train=dict(a=6, b=5), test=dict(a=6, b=5)))))
+    assert {k: d.split_hash for k, d in found.items()} == dict(archive='add597f1282fac01', named='80978c2e3dab4ccd', pairs='38770e2e7a68b479',
+        folder='6189da28377a30e4', numbered='179b84e36a7f17d8', divided='d3f7a0ddf815ae2f')
+
+
+def test_folders_called_by_numbers_are_in_the_order_of_text(tmp_path):
+    "As torchvision has them; names go with their images"
+    from torchvision.datasets import ImageFolder
+    folder = image_folder(tmp_path / 'n', {'1': 5, '2': 4, '10': 6})
+    data = load(str(folder))
+    assert data.class_names == ('1', '10', '2') == tuple(ImageFolder(folder).classes) and data.y.bincount().tolist() == [5, 6, 4]
+    assert image_folder(tmp_path / 'm', {'01': 3, '02': 3, '10': 3}) and load(str(tmp_path / 'm')).class_names == ('01', '02', '10')
+
+
+PARTLY = dict(train=dict(a=6, b=6), val=dict(a=3, b=3), test=dict(a=3, b=3))
+
+
+@pytest.mark.parametrize('part,parts,need', [('test', ('train', 'test'), 'at least 2, one for validation and one for test'), ('val', ('train', 'val'), 'at least 2, one for'),
+    ('test', ('train', 'val', 'test'), 'at least 1'), ('val', ('train', 'val', 'test'), 'at least 1')])
+@pytest.mark.parametrize('how', ['empty', 'missing', 'no images in it'])
+def test_a_class_without_held_out_images_cannot_be_measured(tmp_path, part, parts, need, how):
+    "An empty folder says what a missing one says"
+    folder = divided_folder(tmp_path / 'd', **{p: PARTLY[p] for p in parts})
+    for f in (folder / part / 'b').iterdir(): f.unlink()
+    if how == 'missing': (folder / part / 'b').rmdir()
+    if how == 'no images in it': (folder / part / 'b/notes.txt').write_text('x')
+    name = dict(val='validation').get(part, part)
+    with warnings.catch_warnings(), pytest.raises(InputError, match=f"class 'b' has 0 images in the {name} part of .*/d; it needs {need}.* or it cannot be measured; add some, or leave the class out everywhere$"):
+        warnings.simplefilter('ignore')
+        load(str(folder))
+
+
+def test_a_class_without_training_images_names_its_folder(tmp_path):
+    folder = divided_folder(tmp_path / 'd', **PARTLY)
+    for f in (folder / 'train/b').iterdir(): f.unlink()
+    with pytest.raises(InputError, match='class folder .*/d/train/b holds no images .*; add some, or take the folder out$'): load(str(folder))
+
+
+def folder_called_image(path): path.mkdir()
+def folder_called_image_with_texts(path): path.mkdir(), (path / 'notes.txt').write_text('x')
+def empty_file(path): path.touch()
+def link_to_nowhere(path): path.symlink_to(path.with_name('gone.png'))
+def pipe(path): os.mkfifo(path)
+def forbidden(path): picture(path), path.chmod(0)
+
+
+NO_IMAGES = [ # chkstyle: ignore-node
+    (folder_called_image, 'x.jpg is a folder, not an image; take it out, or give it another name'),
+    (folder_called_image_with_texts, 'x.jpg is a folder, not an image'),
+    (empty_file, 'x.jpg is not an image but an empty file; mend it or take it out'),
+    (pipe, 'x.jpg is not an image but an empty file'),
+    (link_to_nowhere, r'x.jpg cannot be read( as an image)? \(.*No such file'),
+    (forbidden, r'x.jpg cannot be read \(Permission denied\); mend its permissions, or take it out')]
+
+
+@pytest.fixture
+def barred(monkeypatch):
+    "Permissions count, even for the superuser"
+    def careful(path, mode='r', *args, open=open, **kw):
+        if 'r' in mode and isinstance(path, (str, os.PathLike)) and os.path.isfile(path) and not os.stat(path).st_mode & 0o400:
+            raise PermissionError(errno.EACCES, 'Permission denied', str(path))
+        return open(path, mode, *args, **kw)
+    monkeypatch.setattr('builtins.open', careful)
+
+
+@pytest.mark.parametrize('spoil,message', NO_IMAGES, ids=lambda v: getattr(v, '__name__', ''))
+@pytest.mark.parametrize('where', ['undivided', 'train', 'test', 'predict'])
+def test_what_only_calls_itself_an_image_is_one_line(tmp_path, barred, spoil, message, where):
+    folder = divided_folder(tmp_path / 'd', train=dict(a=6, b=6), test=dict(a=3, b=3))
+    spoil(folder / ('test' if where == 'test' else 'train') / 'b/x.jpg')
+    with pytest.raises(InputError, match=f'd/t.*/b/{message}') as e:
+        if where == 'predict': [read_image(f, (8, 8)) for f in image_files([folder])]
+        else: load(str(folder / 'train' if where == 'undivided' else folder))
+    assert '\n' not in str(e.value)
+
+
+def test_a_folder_called_like_an_image_may_hold_images(tmp_path):
+    image_folder(tmp_path / 'pets', dict(cat=3, dog=3))
+    picture(tmp_path / 'pets/cat/more.png/1.png', 9)
+    data = load(str(tmp_path / 'pets'))
+    assert data.y.bincount().tolist() == [4, 3] and len(image_files([tmp_path / 'pets'])) == 7
 
 
 @pytest.mark.parametrize('counts,message', [([4, 9], 'class 1 has 5 examples left, 9 are wanted'), ([6, 1], 'class 0 has 5 examples left, 6 are wanted')])
