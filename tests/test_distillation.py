@@ -3,7 +3,8 @@ import copy, json, math, pytest, torch
 from torch.nn.functional import one_hot
 from ncdo.data import load
 from ncdo.distillation import DistilledLoss, distilled_loss, teacher_labels, teacher_priors
-from ncdo.experiments import Spec, run_stack, taught_by
+from ncdo.runs import Spec
+from ncdo.schedule import run_stack, taught_by
 from ncdo.gains import (InputError, average_recall_goal, balanced_coverage_constraint, bayes_rule, coverage_constraint, precision_constraint,
     worst_case_recall)
 from ncdo.losses import hybrid_loss, risk_minimiser
@@ -215,9 +216,9 @@ def student(teacher, **changes): return Spec(model='mlp-16', teacher=teacher[1].
 
 
 def test_trap_48_gains_are_built_from_the_teachers_priors(teacher, tmp_path, monkeypatch):
-    import ncdo.experiments as experiments
+    import ncdo.schedule as schedule
     seen = []
-    monkeypatch.setattr(experiments, 'Stack', lambda members, *args: seen.extend(members) or Stack(members, *args))
+    monkeypatch.setattr(schedule, 'Stack', lambda members, *args: seen.extend(members) or Stack(members, *args))
     spec, data = student(teacher, objective='average-recall', loss='hybrid-distilled', temperature=4.), load('digits-lt')
     run_stack([spec], [tmp_path / 'student'], device='cpu', teachers={spec.teacher: teacher[0]})
     labels = teacher_labels(taught_by(teacher[0], spec, data), 4.)

@@ -2,7 +2,8 @@
 import contextlib, dataclasses, itertools, json, os, random, signal, subprocess, sys, types, pytest, torch
 from filelock import FileLock
 from safetensors.torch import save
-from ncdo.experiments import Busy, Job, Spec, claim, compute, jobs_for, most_together, pack_for_gpus, recipe_spec, run_stack
+from ncdo.runs import Spec, recipe_spec
+from ncdo.schedule import Busy, Job, claim, compute, jobs_for, most_together, pack_for_gpus, run_stack
 from ncdo.gains import InputError
 from ncdo.training import Member, Recipe, Stack, write_atomically
 from waiting import WITH_TESTS, steps_done, until
@@ -243,7 +244,7 @@ def test_a_checkpoint_whose_runs_are_on_record_goes(ncdo, tmp_path):
 @pytest.mark.parametrize('count,mend', [(1, '--batch-size'), (2, '--largest')])
 def test_too_little_memory_is_told(count, mend, tmp_path, monkeypatch):
     def full(*args, **kwargs): raise torch.OutOfMemoryError('CUDA out of memory')
-    monkeypatch.setattr('ncdo.experiments.fit', full)
+    monkeypatch.setattr('ncdo.schedule.fit', full)
     with pytest.raises(InputError, match=f'cpu ran out of memory with {count} × mlp-16 in training; .*{mend}'):
         compute([recipe_spec('smoke', 'digits-balanced', seed=s, split_seed=0) for s in range(count)], tmp_path, workers=1, quiet=True)
     assert not list(tmp_path.iterdir())
@@ -251,7 +252,7 @@ def test_too_little_memory_is_told(count, mend, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('memory,most', [(80e9, 48), (40e9, 48), (16e9, 21), (8e9, 10), (.5e9, 1)])
 def test_smaller_cards_take_fewer_runs(memory, most, monkeypatch):
-    monkeypatch.setattr('ncdo.experiments.gpu_memory', lambda device: memory if device == 'cuda:1' else 80e9)
+    monkeypatch.setattr('ncdo.schedule.gpu_memory', lambda device: memory if device == 'cuda:1' else 80e9)
     assert most_together(['cuda:0', 'cuda:1']) == most and most_together(['cpu']) == 12
     specs = [recipe_spec('paper', 'cifar10-lt', seed=s) for s in range(60)]
     assert max(map(len, pack_for_gpus(specs, 1, most))) <= most

@@ -3,7 +3,8 @@ import dataclasses, hashlib, json, numpy as np, pytest, torch
 from PIL import Image
 from pictures import COUNTS, archive, divided_folder, image_folder, picture
 from ncdo.data import load
-from ncdo.experiments import Spec, compute, own_recipe, pack, recipe_spec
+from ncdo.runs import Spec, own_recipe, recipe_spec
+from ncdo.schedule import compute, pack
 from ncdo.gains import InputError
 from ncdo.training import TWICE, Recipe, build, model_source
 
@@ -55,7 +56,7 @@ def test_resumed_equals_uninterrupted(ncdo, tmp_path):
     image_folder(tmp_path / 'pets')
     args = ['train', '--dataset', tmp_path / 'pets', '--model', 'mlp-16', '--batch-size', 8, '--steps', 520]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('ncdo.experiments.make_record', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr('ncdo.schedule.make_record', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         assert ncdo(*args, '--out', tmp_path / 'a')[0] == 130
     assert [p.name for p in (tmp_path / 'a').iterdir()] == ['checkpoint.safetensors']
     assert 'add --resume' in ncdo(*args, '--out', tmp_path / 'a')[2]
@@ -84,7 +85,7 @@ def test_a_folder_that_changed_is_another(ncdo, tmp_path, change):
     args = ['train', '--dataset', pets, '--model', 'mlp-16', '--batch-size', 8]
     assert ncdo(*args, '--steps', 3, '--out', tmp_path / 'done')[0] == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('ncdo.experiments.make_record', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr('ncdo.schedule.make_record', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         ncdo(*args, '--steps', 500, '--out', tmp_path / 'begun')
     if change == 'repaint': [picture(p, 99) for p in sorted((pets / 'cat').iterdir())]
     elif change == 'add': [picture(pets / 'cat' / f'more{i}.png', 200 + i) for i in range(5)]

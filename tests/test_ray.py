@@ -3,7 +3,8 @@ import os, signal, threading, pytest
 from collections import Counter
 from pathlib import Path
 from ncdo.adapters import compute_with_ray
-from ncdo.experiments import Job, Spec, compute, read_record
+from ncdo.runs import Spec, read_record
+from ncdo.schedule import Job, compute
 from ncdo.gains import InputError
 from ncdo.training import Recipe
 from waiting import FOR_EVER, steps_done, until

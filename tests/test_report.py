@@ -4,10 +4,11 @@ from html.parser import HTMLParser
 import numpy as np, pytest, torch
 from PIL import Image
 from safetensors.torch import save_file
-import ncdo.experiments
+import ncdo.runs
 from pathlib import Path
 from ncdo.data import Data, load, read_image
-from ncdo.experiments import Spec, compute, make_record, post_shift_run, read_record, read_scores, run_stack, spec_of, write_record
+from ncdo.runs import Spec, make_record, post_shift_run, read_record, read_scores, spec_of, write_record
+from ncdo.schedule import compute, run_stack
 from ncdo.gains import InputError, worst_case_recall
 from ncdo.predict import Classifier, image_files
 from ncdo.report import Run, alternatives, drawn_again, judge, percent, recall_intervals, short_name, write_report
@@ -277,7 +278,7 @@ def test_train_keeps_the_network_and_compute_does_not(tmp_path, kept):
 
 def test_a_record_means_the_weights_are_there(tmp_path, monkeypatch):
     def full(*_): raise OSError('no space left')
-    monkeypatch.setattr(ncdo.experiments, 'write_weights', full)
+    monkeypatch.setattr(ncdo.runs, 'write_weights', full)
     with pytest.raises(OSError): run_stack([Spec(model='mlp-16', recipe=Recipe(steps=4, batch_size=16))], [tmp_path / 'run'], device='cpu', weights=True)
     assert read_record(tmp_path / 'run') is None
 
