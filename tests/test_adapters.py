@@ -52,7 +52,7 @@ def test_trap_25_batches_of_4096_and_904_are_one_sample():
 
 
 def test_ignored_labels_and_labels_of_sequences():
-    y, h = torch.tensor([[0, 1, -100], [2, -100, -100]]), torch.tensor([[0, 2, 1], [2, 0, 0]])
+    y, h = torch.tensor([[0, 1, -100, -100], [2, -100, -100, -100]]), torch.tensor([[0, 2, 1, 1], [2, 0, 0, 0]])
     C = measure_confusion(Points(), [(h, y)], 3)
     assert C.sum() == 1 and C[0, 0] == C[1, 2] == C[2, 2] and C[0, 0] > 0
 
