@@ -13,7 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 from .data import load
 from .experiments import Job, check_records, pack, read_record
 from .gains import InputError, confusion_matrix, worst_case_recall
@@ -23,14 +23,16 @@ from .reductions import SaddlePoint
 # %% ../nbs/20_own_loop.ipynb #2237fa34
 def _bring(x, model):
     "A tensor to where the model is, in the model's precision if it holds floating-point numbers"
-    weights = next((w for w in itertools.chain(model.parameters(), model.buffers()) if w.is_floating_point()), None)
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    weights = next((w for w in tensors if w.is_floating_point()), None)
     if weights is None or not torch.is_tensor(x): return x
     return x.to(weights) if x.is_floating_point() else x.to(weights.device)
 
 def _label_rows(output, labels, num_classes):
-    "Scores and labels as rows; of the outputs of transformers with three axes, the last is the classes'"
+    "Scores and labels as rows; transformers has the classes of scores with three axes on the last"
     scores = getattr(output, 'logits', output)
-    if not torch.is_tensor(scores): raise InputError(f'the model returns a {type(output).__name__}; it must return scores, or an object with .logits')
+    if not torch.is_tensor(scores):
+        raise InputError(f'the model returns a {type(output).__name__}; it must return scores, or an object with .logits')
     labels = torch.as_tensor(labels, device=scores.device)
     if scores is not output and scores.ndim == 3 and labels.ndim == 2: scores, labels = scores.flatten(0, 1), labels.flatten()
     return score_rows(scores, labels, num_classes)[:2]
@@ -38,13 +40,13 @@ def _label_rows(output, labels, num_classes):
 def _scores_and_labels(model, batch, num_classes):
     "Of a pair (x, y), or of a dict with 'labels', as Hugging Face has them"
     if isinstance(batch, Mapping) and 'labels' in batch:
-        return _label_rows(model(**{k: _bring(v, model) for k, v in batch.items() if k != 'labels'}), batch['labels'], num_classes)
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        what = f'a dict with the keys {sorted(batch)[:5]}' if isinstance(batch, Mapping) else f'a {type(batch).__name__}'
-        raise InputError(f"a batch is {what}; give pairs (x, y), or dicts with 'labels' beside the model's inputs")
-    return _label_rows(model(_bring(batch[0], model)), batch[1], num_classes)
+        inputs = {k: _bring(v, model) for k, v in batch.items() if k != 'labels'}
+        return _label_rows(model(**inputs), batch['labels'], num_classes)
+    if isinstance(batch, (tuple, list)) and len(batch) == 2: return _label_rows(model(_bring(batch[0], model)), batch[1], num_classes)
+    what = f'a dict with the keys {sorted(batch)[:5]}' if isinstance(batch, Mapping) else f'a {type(batch).__name__}'
+    raise InputError(f"a batch is {what}; give pairs (x, y), or dicts with 'labels' beside the model's inputs")
 
-# %% ../nbs/20_own_loop.ipynb #0a3b6160
+# %% ../nbs/20_own_loop.ipynb #dbe53355
 def _size(x):
     "Its length, or None"
     try: return len(x)
@@ -54,44 +56,33 @@ def _samplers(loader):
     "The samplers behind a loader, from whole batches down to single examples"
     layers, layer = [], loader
     while layer is not None and len(layers) < 9:
-        layer = next((s for name in ('batch_sampler', 'sampler') if (s := getattr(layer, name, None)) is not None), None)
+        below = [getattr(layer, name, None) for name in ('batch_sampler', 'sampler')]
+        layer = next((s for s in below if s is not None), None)
         if layer is not None: layers.append(layer)
     return layers
 
+# %% ../nbs/20_own_loop.ipynb #f53575ab
 SHARE = 'give each process its own share instead, Subset(data, range(rank, len(data), world_size))'
 
+def _refuse_sampler(layer, whole):
+    "A sampler that draws with replacement, fills up the shares of processes, or leaves a rest out"
+    name, inner = type(layer).__name__, _size(getattr(layer, 'sampler', None))
+    if getattr(layer, 'replacement', False):
+        raise InputError(f'this {name} draws with replacement, some examples twice and others never; give the held-out data without a sampler')
+    total = getattr(layer, 'total_size', None) if hasattr(layer, 'num_replicas') else None
+    if None not in (total, whole) and total != whole:
+        raise InputError(f'this {name} {"repeats" if total > whole else "leaves out"} {abs(total - whole)} of {whole} examples; {SHARE}')
+    if getattr(layer, 'drop_last', False) and inner and layer.batch_size and inner % layer.batch_size:
+        raise InputError(f'drop_last=True leaves out {inner % layer.batch_size} of {inner} examples; give the held-out data with drop_last=False')
+
 def _refuse_loader(batches):
-    "A held-out sample is measured whole, each example once"
+    "A loader of which it is known beforehand that it repeats examples or leaves some out"
     data = getattr(batches, 'dataset', None)
+    for layer in _samplers(batches): _refuse_sampler(layer, _size(getattr(layer, 'dataset', data)))
     if getattr(data, 'num_processes', 1) > 1 and _size(data.dataset) is None:
         raise InputError(f'a shared data set without a length is filled up with repeated examples, nobody knows how many; {SHARE}')
-    for layer in _samplers(batches):
-        name, whole = type(layer).__name__, _size(getattr(layer, 'dataset', data))
-        if getattr(layer, 'replacement', False): raise InputError(f'this {name} draws with replacement, some examples twice and others never; give the held-out data without a sampler')
-        total = getattr(layer, 'total_size', whole) if hasattr(layer, 'num_replicas') and whole is not None else whole
-        if total is not None and total > whole: raise InputError(f'this {name} repeats {total - whole} of {whole} examples; {SHARE}')
-        if total is not None and total < whole: raise InputError(f'this {name} leaves out {whole - total} of {whole} examples; {SHARE}')
-        inner = _size(getattr(layer, 'sampler', None))
-        if getattr(layer, 'drop_last', False) and inner and layer.batch_size and inner % layer.batch_size:
-            raise InputError(f'drop_last=True leaves out {inner % layer.batch_size} of {inner} examples; give the held-out data with drop_last=False')
 
-# %% ../nbs/20_own_loop.ipynb #6ce1ccb9
-def _shared_by(batches):
-    "How many processes take their batches from one sampler, as accelerate arranges it"
-    if type(batches).__name__ == 'DataLoaderDispatcher': return _processes()
-    return next((n for x in (*_samplers(batches), getattr(batches, 'dataset', None)) if (n := getattr(x, 'num_processes', 1)) > 1), 1)
-
-def _should_see(batches, seen):
-    "How many examples a process should have seen and the most it can have, nan and inf where nothing tells; a part of the whole where it is shared"
-    data, layers, ways, nan, inf = getattr(batches, 'dataset', None), _samplers(batches), _shared_by(batches), float('nan'), float('inf')
-    iterable, size = isinstance(data, IterableDataset), _size(data)
-    if ways == 1 and (size is None or getattr(batches, 'collate_fn', None) is not default_collate): return nan, inf
-    if ways == 1: return size if iterable and batches.drop_last and _processes() == 1 else nan, size
-    if getattr(data, 'num_processes', 1) > 1: return _size(data.dataset) / ways, inf
-    if iterable: return seen - (-batches.remainder % ways) / ways if size is None else size / ways, inf
-    known = len(layers) > 1 + any(hasattr(layer, 'num_processes') for layer in layers)
-    return (_size(layers[-1]) / ways, inf) if known and _size(layers[-1]) is not None else (nan, size / ways)
-
+# %% ../nbs/20_own_loop.ipynb #5504c510
 def _processes(): return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 def _add_up(x):
@@ -99,35 +90,73 @@ def _add_up(x):
     if _processes() > 1: dist.all_reduce(x)
     return x
 
-# %% ../nbs/20_own_loop.ipynb #7da5b064
+# %% ../nbs/20_own_loop.ipynb #a331c274
+def _shared_by(batches):
+    "How many processes take their batches from one sampler, as accelerate arranges it"
+    if type(batches).__name__ == 'DataLoaderDispatcher': return _processes()
+    layers = [*_samplers(batches), getattr(batches, 'dataset', None)]
+    return next((n for layer in layers if (n := getattr(layer, 'num_processes', 1)) > 1), 1)
+
+def _alone(batches, size):
+    "Of a loader that this process has for itself: how many examples it should see, and the most it can"
+    if size is None or getattr(batches, 'collate_fn', None) is not default_collate: return torch.nan, torch.inf
+    cut = isinstance(batches.dataset, IterableDataset) and batches.drop_last and _processes() == 1
+    return size if cut else torch.nan, size
+
+def _should_see(batches, seen):
+    "How many examples this process should see, and the most it can (nan, inf: not known); its part of what is shared"
+    data, layers, ways = getattr(batches, 'dataset', None), _samplers(batches), _shared_by(batches)
+    size = _size(data)
+    if ways == 1: return _alone(batches, size)
+    if getattr(data, 'num_processes', 1) > 1: return _size(data.dataset) / ways, torch.inf
+    if isinstance(data, IterableDataset) and size is None: return seen - (-batches.remainder % ways) / ways, torch.inf
+    if isinstance(data, IterableDataset): return size / ways, torch.inf
+    known = len(layers) > 1 + any(hasattr(layer, 'num_processes') for layer in layers) and _size(layers[-1]) is not None
+    return (_size(layers[-1]) / ways, torch.inf) if known else (torch.nan, size / ways)
+
+# %% ../nbs/20_own_loop.ipynb #b5242c5b
 def _once(batches):
-    "An iterator over the batches, or an error where there is nothing (more) to iterate over"
+    "An iterator over the batches, or an error where it is known that there are none (left)"
     if inspect.isgenerator(batches) and inspect.getgeneratorstate(batches) != inspect.GEN_CREATED:
         raise InputError('this generator of batches has been used, and gives its batches once; give a list of batches or a DataLoader')
     try: return iter(batches)
     except TypeError: raise InputError(f'batches is a {type(batches).__name__}; give a list of batches or a DataLoader') from None
 
-def _count(model, batches, num_classes, ignore_index):
-    "Counts (m, m) of this process, examples it saw, how many it should have seen, and the most it can have"
-    _refuse_loader(batches)
+# %% ../nbs/20_own_loop.ipynb #425f044c
+def _see(model, batches, num_classes):
+    "Labels, predictions, and whether the largest score is a number, for this process; and how many examples it saw"
     rows, seen = [], 0
     for batch in _once(batches):
         scores, labels = _scores_and_labels(model, batch, num_classes)
         if labels.ndim > 1: raise InputError('the labels are distributions; a confusion matrix needs one class index an example')
         best, predicted = scores.max(-1)
-        rows.append((labels, predicted, ~best.isfinite()))
+        rows.append((labels, predicted, best.isfinite()))
         y = batch['labels'] if isinstance(batch, Mapping) else batch[1]
         seen += len(y) if getattr(y, 'ndim', 1) else 1
     if not rows and isinstance(batches, Iterator):
         raise InputError(f'batches is a {type(batches).__name__} that yields nothing (more), as at a second update; give a list of batches or a DataLoader')
-    target, predicted, broken = [torch.cat(part).cpu() for part in zip(*rows)] if rows else [torch.empty(0)] * 3
+    return [torch.cat(part).cpu() for part in zip(*rows)] if rows else [torch.empty(0).long()] * 3, seen
+
+def _count(model, batches, num_classes, ignore_index):
+    "Counts (m, m) of this process; how many examples it saw, should have seen, and can have seen at most"
+    _refuse_loader(batches)
+    (target, predicted, finite), seen = _see(model, batches, num_classes)
     counted = target != ignore_index
-    if bad := int((broken.bool() & counted).sum()): raise InputError(f'{bad} of {int(counted.sum())} examples have scores that are not finite; the model has diverged')
-    n, counts = int(counted.sum()), torch.zeros(num_classes, num_classes, dtype=torch.float64)
+    n, broken = int(counted.sum()), int((counted & ~finite.bool()).sum())
+    if broken: raise InputError(f'{broken} of {n} examples have scores that are not finite; the model has diverged')
+    counts = torch.zeros(num_classes, num_classes, dtype=torch.float64)
     if n: counts = confusion_matrix(target, predicted, num_classes, ignore_index).mul_(n).round_()
     return counts, [seen, *_should_see(batches, seen)]
 
 # %% ../nbs/20_own_loop.ipynb #ed0dacc5
+def _compare(seen, wanted, most):
+    "Did all the processes together see each example once?"
+    if not (abs(seen - wanted) > .5 or seen > most + .5): return
+    whole = most if wanted != wanted else wanted
+    mend = SHARE if _processes() > 1 else 'give the held-out data without a sampler, each once'
+    raise InputError(f'{seen:.0f} examples were seen by {_processes()} process(es) in a sample of {whole:.0f}: '
+        f'this loader {"repeats" if seen > whole else "leaves out"} some; {mend}')
+
 @torch.no_grad()
 def measure_confusion(
     model, # Any module, also wrapped in `DistributedDataParallel`
@@ -135,36 +164,36 @@ def measure_confusion(
     num_classes, # m
     ignore_index=-100 # A label that counts for nothing
 ): # (m, m) float64 on the CPU, the same on every process
-    "Confusion matrix of a model on all the held-out data of all the processes; an example counted twice, or left out, is an error"
+    "Confusion matrix of a model on all the held-out data of all the processes, each example once"
     if isinstance(model, DistributedDataParallel): model = model.module
     modes = {module: module.training for module in model.modules()}
+    counts, numbers, mistake = torch.zeros(num_classes, num_classes, dtype=torch.float64), [0, 0, 0], None
     model.eval()
-    try: counts, numbers, told = *_count(model, batches, num_classes, ignore_index), None
-    except InputError as e: counts, numbers, told = torch.zeros(num_classes, num_classes, dtype=torch.float64), [0, 0, 0], e
+    try: counts, numbers = _count(model, batches, num_classes, ignore_index)
+    except InputError as e: mistake = e
     finally:
         for module, training in modes.items(): module.training = training
-    weights = next(itertools.chain(model.parameters(), model.buffers()), counts)
-    numbers = torch.tensor([*numbers, told is not None], dtype=torch.float64)
-    total = _add_up(torch.cat([counts.flatten(), numbers]).to(weights.device)).cpu()
-    counts, (seen, wanted, most, mistakes) = total[:-4].view_as(counts), total[-4:].tolist()
-    if told: raise told
-    if mistakes: raise InputError('another process could not measure its share; its message says why')
-    if abs(seen - wanted) > .5 or seen > most + .5:
-        whole = wanted if wanted == wanted else most
-        raise InputError(f'{seen:.0f} examples were seen by {_processes()} process(es) in a sample of {whole:.0f}: this loader {"repeats" if seen > whole else "leaves out"} some; {SHARE}')
+    device = next(itertools.chain(model.parameters(), model.buffers()), counts).device
+    message = torch.tensor([*numbers, mistake is not None], dtype=torch.float64)
+    total = _add_up(torch.cat([counts.flatten(), message]).to(device)).cpu()
+    counts, (*numbers, mistakes) = total[:-4].view_as(counts), total[-4:].tolist()
+    if mistakes: raise mistake or InputError('another process could not measure its share; its message says why')
+    _compare(*numbers)
     if not counts.any(): raise InputError('no held-out example to measure on; a confusion matrix needs at least one')
     return counts / counts.sum()
 
 # %% ../nbs/20_own_loop.ipynb #807596f5
 def update_gain(
     model, # Any module
-    batches, # Held-out data, as `measure_confusion` takes them; a list or a loader, since every update needs them
+    batches, # Held-out data, as `measure_confusion` takes them: a list or a loader, since every update needs them
     reduction, # `SaddlePoint`
     loss_fn # `CostSensitiveLoss` or `DistilledLoss`
 ):
     "Measure on held-out data, move the multipliers, hand the loss its new gain"
-    if not hasattr(loss_fn, 'set_gain'): raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; give a CostSensitiveLoss or a DistilledLoss')
-    loss_fn.set_gain(reduction.update(measure_confusion(model, batches, reduction.problem.m, getattr(loss_fn, 'ignore_index', -100))))
+    if not hasattr(loss_fn, 'set_gain'):
+        raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; give a CostSensitiveLoss or a DistilledLoss')
+    C = measure_confusion(model, batches, reduction.problem.m, getattr(loss_fn, 'ignore_index', -100))
+    loss_fn.set_gain(reduction.update(C))
 
 # %% ../nbs/20_own_loop.ipynb #a6ffeaf5
 def _optional(
@@ -175,10 +204,11 @@ def _optional(
     try: return importlib.import_module(name)
     except ImportError: raise InputError(f"{name.split('.')[0]} is not installed; pip install 'ncdo[{extra}]'") from None
 
-# %% ../nbs/20_own_loop.ipynb #db8018c3
+# %% ../nbs/20_own_loop.ipynb #143a82fe
 def _check_callback(loss_fn, batches, every):
     "What both callbacks need: a loss that takes a gain, batches for more than one update, a whole number of steps"
-    if not hasattr(loss_fn, 'set_gain'): raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; give a CostSensitiveLoss or a DistilledLoss')
+    if not hasattr(loss_fn, 'set_gain'):
+        raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; give a CostSensitiveLoss or a DistilledLoss')
     if isinstance(batches, Iterator) or not hasattr(batches, '__iter__') and not hasattr(batches, '__getitem__'):
         raise InputError(f'batches is a {type(batches).__name__}; give what can be iterated over at every update, a list of batches or a DataLoader')
     if not isinstance(every, Integral) or every < 1: raise InputError(f'every is {every}; give a whole number of steps, 1 or more')
@@ -232,7 +262,9 @@ def trainer_callback(
     _check_callback(loss_fn, batches, every)
     class MultipliersCallback(library.TrainerCallback, library.ExportableState):
         def on_train_begin(self, args, state, control, **_):
-            if 'MultipliersCallback' not in state.stateful_callbacks: return _warn_anew()
+            if 'MultipliersCallback' not in state.stateful_callbacks:
+                state.stateful_callbacks['MultipliersCallback'] = self.state() # where the Trainer will put the next one
+                return _warn_anew()
             saved = state.stateful_callbacks['MultipliersCallback']['attributes']
             reduction.load_state_dict({k: _from_json(v) for k, v in saved.items()})
             loss_fn.set_gain(reduction.gain)
@@ -251,9 +283,10 @@ def trainer_loss(
     how = getattr(loss_fn, 'reduction', None)
     if how != 'sum': raise InputError(f"the Trainer needs a loss module with reduction='sum', this {type(loss_fn).__name__} has {how!r}")
     def loss(outputs, labels, num_items_in_batch=None):
+        scores = outputs.logits
         count = (labels != loss_fn.ignore_index).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        tokens = outputs.logits.ndim == 3 and labels.ndim == 2
-        return (loss_fn(outputs.logits.flatten(0, 1), labels.flatten()) if tokens else loss_fn(outputs.logits, labels)) / count
+        if scores.ndim == 3 and labels.ndim == 2: scores, labels = scores.flatten(0, 1), labels.flatten()
+        return loss_fn(scores, labels) / count
     return loss
 
 # %% ../nbs/20_own_loop.ipynb #73206e75

@@ -77,7 +77,7 @@ def check_target(
     elif (bad := (target != ignore_index) & ((target < 0) | (target >= m))).any():
         raise InputError(f'target holds {sorted(set(target[bad].tolist()))[:5]}, outside the classes 0..{m - 1} (ignore_index is {ignore_index})')
 
-# %% ../nbs/01_losses.ipynb #f50dd220
+# %% ../nbs/01_losses.ipynb #cc242ab6
 def score_rows(
     logits, # (n, m) scores; (..., m), classes last; (n, m, d1, ...), as PyTorch has them; or (m,), one example
     target, # Class indices of that shape without the class axis, or label distributions of that shape
@@ -87,16 +87,17 @@ def score_rows(
     shape, given, m = tuple(logits.shape), tuple(target.shape), num_classes
     if len(shape) == 2 and shape[1] == m and given in (shape, shape[:1]): return logits, target, shape[:1]
     if m not in shape[-1:] + shape[1:2]: raise InputError(f'logits have shape {shape}; they need {m} classes, on the last axis or on axis 1')
-    without = {axis: shape[:axis] + shape[axis + 1:] for axis in sorted({len(shape) - 1, min(1, len(shape) - 1)}) if shape[axis] == m}
+    axes = {min(1, len(shape) - 1), len(shape) - 1}
+    without = {axis: shape[:axis] + shape[axis + 1:] for axis in axes if shape[axis] == m}
     fits = [axis for axis, rest in without.items() if given in (shape, rest)]
     if not fits: raise InputError(f'target has shape {given}; logits {shape} need one class index a row, or a label distribution of their own shape')
     if len(fits) > 1:
-        raise InputError(f'logits {shape} may have their {m} classes on axis 1 or on the last; give rows, logits.movedim(1, -1).flatten(0, -2) or logits.flatten(0, -2)')
+        raise InputError(f'logits {shape} may have their {m} classes on axis 1 or on the last; give rows, logits.movedim(1, -1).flatten(0, -2) or logits.flatten(0, -2), and labels to match')
     axis, soft = fits[0], len(given) == len(shape)
     labels = target.movedim(axis, -1).reshape(-1, m) if soft else target.reshape(-1)
     return logits.movedim(axis, -1).reshape(-1, m), labels, without[axis]
 
-# %% ../nbs/01_losses.ipynb #f0066cd3
+# %% ../nbs/01_losses.ipynb #17d5123a
 def _evaluate(loss, logits, target, num_classes, ignore_index=-100, reduction='mean'):
     "`loss`, a function of (n, m) scores and their labels, on scores of any layout; labels checked, losses reduced"
     scores, labels, shape = score_rows(logits, target, num_classes)
@@ -104,7 +105,7 @@ def _evaluate(loss, logits, target, num_classes, ignore_index=-100, reduction='m
     out = _reduce(loss(scores, labels), labels, scores, ignore_index, reduction)
     return out.reshape(shape) if reduction == 'none' else out
 
-# %% ../nbs/01_losses.ipynb #057fbebd
+# %% ../nbs/01_losses.ipynb #021e2ece
 def as_gain(
     gain, # (m, m) tensor, array, nested lists or data frame; rows true, columns predicted
     device=None # Where to
@@ -533,12 +534,14 @@ def _any_loss(loss, logits, target):
         loss._use(logits.device, dtype)
         if not compiling: return loss.forward(logits, target)
     rows, labels, shape = score_rows(logits, target, len(loss.gain))
-    quick = loss._quick and not compiling and rows.dtype == dtype and (rows.is_cpu or rows.is_cuda) and not torch.is_autocast_enabled(rows.device.type)
+    quick = loss._quick and not compiling and rows.dtype == dtype and (rows.is_cpu or rows.is_cuda)
+    quick = quick and not torch.is_autocast_enabled(rows.device.type)
     if quick and rows.is_cuda and loss.check and labels.dtype == torch.int64 and _in_range(rows, labels): return _fast_mean(loss, rows, labels)
     if loss.check and not compiling: check_target(rows, labels, loss.ignore_index)
     if quick and labels.dtype == dtype and not labels.requires_grad and len(labels): return _fast_soft_mean(loss, rows, labels)
-    table = partial(shifted_table_loss, tables=loss._tables) if loss.kind == 'softmax-shifted' else partial(table_loss, log_diag=loss.log_diag, weight=loss.weight)
-    out = _reduce(table(rows, labels, ignore_index=loss.ignore_index), labels, rows, loss.ignore_index, loss.reduction)
+    if loss.kind == 'softmax-shifted': each = shifted_table_loss(rows, labels, loss._tables, loss.ignore_index)
+    else: each = table_loss(rows, labels, *loss._tables, loss.ignore_index)
+    out = _reduce(each, labels, rows, loss.ignore_index, loss.reduction)
     return out.reshape(shape) if loss.reduction == 'none' else out
 
 def _check_gain(gain, m=None):
