@@ -323,3 +323,22 @@ def test_mistakes_are_one_line_status_2_and_nothing_written(ncdo, taught, tmp_pa
     monkeypatch.chdir(tmp_path)
     status, out, err = ncdo(*QUICK, *[str(a).replace('{}', str(taught)) for a in args], '--out', 'student')
     assert status == 2 and message in err and err.count('\n') == 1 and not out and not list(tmp_path.iterdir())
+
+
+def test_a_saved_distilled_loss_that_does_not_fit_is_told_in_a_line():
+    s, z, priors, G = draw('coverage')
+    loss = DistilledLoss(G, priors, .3)
+    value, state = loss(s, z), loss.state_dict()
+    for given, message in (({}, "no 'diag' and no 'gain', it is empty"), ({'gain': state['gain']}, "no 'diag', only"), (state | {'gain': torch.eye(3)}, 'made for 4 classes'),
+        (state | {'diag': torch.ones(3)}, r'diag has shape \(3,\)'), (state | {'gain': torch.full((4, 4), math.inf)}, 'not finite')):
+        with pytest.raises(InputError, match=message) as e: loss.load_state_dict(given)
+        assert '\n' not in str(e.value) and torch.equal(loss(s, z), value)
+    with pytest.warns(UserWarning, match="no 'diag' and no 'gain'"): loss.load_state_dict({}, strict=False)
+    model = torch.nn.ModuleDict(dict(loss_fn=loss))
+    with pytest.raises(RuntimeError, match=r'loss_fn: gain has shape \(3, 3\)'): model.load_state_dict({'loss_fn.gain': torch.eye(3), 'loss_fn.diag': state['diag']})
+
+
+@pytest.mark.parametrize('gain,message', [(torch.eye(3), 'made for 4 classes'), (torch.zeros(4, 4), 'zero everywhere'), (torch.full((4, 4), math.nan), 'not finite')])
+def test_a_gain_that_does_not_fit_is_refused(gain, message):
+    with pytest.raises(InputError, match=message): DistilledLoss(gain, [.25] * 4)
+    with pytest.raises(InputError, match=message): DistilledLoss(torch.eye(4), [.25] * 4).set_gain(gain)

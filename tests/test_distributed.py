@@ -1,7 +1,8 @@
 "Two processes with DistributedDataParallel compute what one does"
-import pytest, torch, torch.distributed as dist
+import importlib.util, os, pytest, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler, Subset, SubsetRandomSampler, TensorDataset
 from ncdo.adapters import mean_over_processes, measure_confusion, train_digits_on_ranks
 from ncdo.gains import InputError, average_recall, confusion_matrix, recall, worst_case_recall
 from ncdo.losses import CostSensitiveLoss
@@ -113,5 +114,77 @@ def test_alone_the_mean_is_a_mean():
     assert mean_over_processes(total, 3) == 2 and mean_over_processes(total, torch.tensor(0)) == 6
 
 
+SAMPLE = TensorDataset(torch.randn(21, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64), torch.arange(21) % 3)
+
+class Streamed(IterableDataset):
+    "The sample as a stream"
+    def __iter__(self): return iter(SAMPLE)
+
+class StreamedWithLength(Streamed):
+    def __len__(self): return 21
+
+def shares(rank, n=21): return Subset(SAMPLE, range(rank, n, 2))
+
+def accelerated(loader, **settings):
+    "What accelerate makes of a loader for one of two processes"
+    from accelerate import Accelerator, DataLoaderConfiguration
+    return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings)).prepare(loader)
+
+LOADERS = {'own shares': lambda rank: DataLoader(shares(rank), 4), 'all on both': lambda rank: DataLoader(SAMPLE, 4, shuffle=True), 'list': lambda rank: list(DataLoader(shares(rank), 4)),
+    'generator': lambda rank: (batch for batch in DataLoader(shares(rank), 4)), 'sampler': lambda rank: DataLoader(SAMPLE, 4, sampler=SubsetRandomSampler(range(rank, 21, 2))),
+    'DistributedSampler, 20': lambda rank: DataLoader(Subset(SAMPLE, range(20)), 4, sampler=DistributedSampler(range(20), 2, rank)),
+    'DistributedSampler': lambda rank: DataLoader(SAMPLE, 4, sampler=DistributedSampler(SAMPLE, 2, rank)),
+    'DistributedSampler in a batch_sampler': lambda rank: DataLoader(SAMPLE, batch_sampler=BatchSampler(DistributedSampler(SAMPLE, 2, rank), 4, False)),
+    'DistributedSampler, drop_last': lambda rank: DataLoader(SAMPLE, 4, sampler=DistributedSampler(SAMPLE, 2, rank, drop_last=True)),
+    'drop_last': lambda rank: DataLoader(shares(rank), 4, drop_last=True), 'nan on one': lambda rank: [(x * (torch.nan if rank else 1), y) for x, y in DataLoader(shares(rank), 4)],
+    'used on one': lambda rank: iter(list(DataLoader(shares(rank), 4)) if rank == 0 else [])}
+ACCELERATED = {'accelerate': lambda rank: accelerated(DataLoader(SAMPLE, 4)), 'accelerate, shuffled': lambda rank: accelerated(DataLoader(SAMPLE, 4, shuffle=True)),
+    'accelerate, split': lambda rank: accelerated(DataLoader(SAMPLE, 4), split_batches=True), 'accelerate, dispatched': lambda rank: accelerated(DataLoader(SAMPLE, 4), dispatch_batches=True),
+    'accelerate, drop_last': lambda rank: accelerated(DataLoader(Subset(SAMPLE, range(20)), 4, drop_last=True)), 'accelerate, 16': lambda rank: accelerated(DataLoader(Subset(SAMPLE, range(16)), 4)),
+    'accelerate, even_batches=False': lambda rank: accelerated(DataLoader(SAMPLE, 4), even_batches=False),
+    'accelerate, subset': lambda rank: accelerated(DataLoader(SAMPLE, 4, sampler=SubsetRandomSampler(range(9)))),
+    'accelerate, subset of 8': lambda rank: accelerated(DataLoader(SAMPLE, 4, sampler=SubsetRandomSampler(range(8)))),
+    'accelerate, batch_sampler': lambda rank: accelerated(DataLoader(SAMPLE, batch_sampler=BatchSampler(SequentialSampler(SAMPLE), 4, False))),
+    'accelerate, batches of indices': lambda rank: accelerated(DataLoader(SAMPLE, batch_sampler=[list(range(i, min(i + 7, 21))) for i in range(0, 21, 7)]), even_batches=False),
+    'accelerate, stream': lambda rank: accelerated(DataLoader(Streamed(), 4)), 'accelerate, stream with a length': lambda rank: accelerated(DataLoader(StreamedWithLength(), 4)),
+    'accelerate, stream in shards': lambda rank: accelerated(DataLoader(Streamed(), 4), dispatch_batches=False),
+    'accelerate, sized stream in shards': lambda rank: accelerated(DataLoader(StreamedWithLength(), 4), dispatch_batches=False)}
+HAVE_ACCELERATE = bool(importlib.util.find_spec('accelerate'))
+
+def _load(rank, name):
+    "What the measure says, and how large the sample is that it saw"
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='29511', ACCELERATE_USE_CPU='true')
+    try: return dict(C=measure_confusion(linear(), (LOADERS | ACCELERATED)[name](rank), 3), told='')
+    except InputError as e: return dict(told=str(e))
+
+def whole(n): return confusion_matrix(SAMPLE[:n][1], linear()(SAMPLE[:n][0]).argmax(-1), 3)
+
+@pytest.mark.parametrize('name,n', [('own shares', 21), ('all on both', 21), ('list', 21), ('generator', 21), ('sampler', 21), ('DistributedSampler, 20', 20)])
+def test_each_example_once_is_the_matrix_of_the_whole_sample(both, name, n):
+    for found in both[name]: assert torch.allclose(found['C'], whole(n), atol=1e-12)
+
+@pytest.mark.parametrize('name,first,second', [('DistributedSampler', *['repeats 1 of 21 examples'] * 2), ('DistributedSampler in a batch_sampler', *['repeats 1 of 21 examples'] * 2),
+    ('DistributedSampler, drop_last', *['leaves out 1 of 21 examples'] * 2), ('drop_last', 'leaves out 3 of 11', 'leaves out 2 of 10'), ('nan on one', 'another process could not measure', '10 of 10 examples have scores'),
+    ('used on one', 'another process could not measure', 'yields nothing')])
+def test_what_one_process_must_refuse_all_refuse(both, name, first, second):
+    "None waits for the others for ever"
+    for said, message in zip(both[name], (first, second)): assert message in said['told'] and '\n' not in said['told']
+
+@pytest.mark.skipif(not HAVE_ACCELERATE, reason='needs accelerate')
+@pytest.mark.parametrize('name,n', [('accelerate, 16', 16), ('accelerate, even_batches=False', 21), ('accelerate, subset of 8', 8), ('accelerate, batches of indices', 21)])
+def test_accelerate_may_share_a_loader_that_comes_out_even(both, name, n):
+    for found in both[name]: assert not found['told'] and torch.allclose(found['C'], whole(n), atol=1e-12)
+
+@pytest.mark.skipif(not HAVE_ACCELERATE, reason='needs accelerate')
+@pytest.mark.parametrize('name', ['', ', shuffled', ', split', ', batch_sampler', ', sized stream in shards', ', dispatched', ', stream', ', stream with a length', ', subset', ', drop_last',
+    ', stream in shards'])
+def test_what_accelerate_repeats_or_leaves_out_is_refused(both, name):
+    "21 images on two processes became 24, in silence"
+    seen = '22 examples' if name in (', dispatched', ', stream', ', stream with a length') else '24 examples were seen by 2 process(es) in a sample of 21: this loader repeats'
+    message = {', subset': '16 examples were seen by 2 process(es) in a sample of 9', ', drop_last': '16 examples were seen by 2 process(es) in a sample of 20: this loader leaves out',
+        ', stream in shards': 'without a length is filled up with repeated examples'}.get(name, seen)
+    for found in both[f'accelerate{name}']: assert message in found['told'] and 'own share' in found['told']
+
+
 JOBS = {'train 64': (_train, 64), 'train 65': (_train, 65), 'measure': (_measure,), 'uneven': (_measure_uneven,), 'nothing': (_nothing,),
-    'sum': (_gradient, False), 'mean': (_gradient, True)}
+    'sum': (_gradient, False), 'mean': (_gradient, True)} | {name: (_load, name) for name in LOADERS | (ACCELERATED if HAVE_ACCELERATE else {})}

@@ -2,6 +2,7 @@
 import copy, pickle, pytest, torch, torch.nn.functional as F
 from torch import nn
 from ncdo import bench
+from ncdo.distillation import DistilledLoss, distilled_loss
 from ncdo.gains import InputError, balanced_coverage_constraint, coverage_constraint, precision_constraint, worst_case_recall
 from ncdo.losses import (LARGE, CostSensitiveLoss, factor_gain, hybrid_loss, is_diagonal, logit_adjusted_loss, loss_tables, low_rank, low_rank_weight,
     nonnegative_gain, reweighted_loss, risk_minimiser, shift_tables, shifted_table_loss, softmax_shifted_loss, split_gain, table_loss)
@@ -251,8 +252,183 @@ def test_scores_of_another_width_are_refused(m, n, columns):
     "A single column would be broadcast: a head of one logit trained on nonsense"
     if columns == m: columns += 1
     for gain in (torch.eye(m).double(), torch.eye(m).double() + .1):
-        with pytest.raises(InputError, match=f'this loss was made for {m} classes'): CostSensitiveLoss(gain)(torch.randn(n, columns), torch.zeros(n).long())
+        with pytest.raises(InputError, match=f'they need {m} classes'): CostSensitiveLoss(gain)(torch.randn(n, columns), torch.zeros(n).long())
 
 
 def test_a_problem_is_no_gain():
     with pytest.raises(InputError, match='SaddlePoint'): CostSensitiveLoss(worst_case_recall(PRIORS))
+
+
+FUNCTIONS = {'re-weighted': (reweighted_loss, 'dense'), 'logit-adjusted': (logit_adjusted_loss, 'diagonal'), 'hybrid-b': (hybrid_loss, 'dense'),
+    'softmax-shifted': (softmax_shifted_loss, 'coverage'), 'distilled': (lambda s, y, G, reduction, **_: distilled_loss(s, y, G, gamma=.3, reduction=reduction), 'dense')}
+EVERY = [('auto', 'diagonal'), ('auto', 'dense'), ('re-weighted', 'dense'), ('logit-adjusted', 'diagonal'), ('hybrid-a', 'dense'), ('hybrid-b', 'dense'), ('softmax-shifted', 'coverage')]
+
+def losses(kind, reduction):
+    "The module and the function of a kind"
+    if kind in FUNCTIONS:
+        function, gain = FUNCTIONS[kind]
+        yield lambda s, y: function(s, y, GAINS[gain], reduction=reduction)
+    if kind == 'distilled': yield DistilledLoss(GAINS['dense'], PRIORS, .3, reduction)
+    else: yield make(kind, dict(EVERY)[kind], reduction=reduction)
+
+LAYOUTS = [(M,), (4, M), (4, M, 3), (4, 3, M), (4, M, 2, 3), (4, 2, 3, M), (1, M, 1), (4, M, M + 1)]
+
+@pytest.mark.parametrize('kind', [*dict(EVERY), 'distilled'])
+@pytest.mark.parametrize('reduction', ['mean', 'sum', 'none'])
+@pytest.mark.parametrize('shape', LAYOUTS, ids=str)
+def test_every_layout_of_scores_is_that_of_its_rows(kind, reduction, shape):
+    "Classes last or on axis 1, hard and soft, or one example"
+    axis = shape.index(M)
+    s = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).softmax(axis)
+    rows = lambda t: t.movedim(axis, -1).reshape(-1, M)
+    for loss in losses(kind, reduction):
+        for target, of_rows in ((z.argmax(axis), rows(z).argmax(-1)), (z, rows(z)))[kind == 'distilled':]:
+            expected = loss(rows(s), of_rows)
+            found = loss(s, target)
+            assert torch.allclose(found, expected.reshape(z.argmax(axis).shape) if reduction == 'none' else expected)
+            single = loss(s.float(), target if target.dtype == torch.int64 else target.float())
+            assert torch.allclose(single.double(), found, rtol=1e-4, atol=1e-5)
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum', 'none'])
+@pytest.mark.parametrize('shape', [(M,), (4, M), (4, M, 3), (4, M, 2, 3), (4, M, M + 1)], ids=str)
+@pytest.mark.parametrize('soft', [False, True])
+def test_layouts_against_pytorch(reduction, shape, soft):
+    "For an identity, the loss is `cross_entropy`; for a diagonal gain, `cross_entropy` of the shifted scores"
+    axis, g = min(1, len(shape) - 1), torch.Generator().manual_seed(0)
+    s, target = torch.randn(shape, generator=g), torch.randn(shape, generator=g).softmax(axis)
+    if not soft: target = target.argmax(axis)
+    for gain in (torch.eye(M), GAINS['diagonal'].float()):
+        shift = gain.diagonal().log().reshape([M if i == axis else 1 for i in range(len(shape))])
+        expected = F.cross_entropy(s - shift, target, reduction=reduction)
+        for loss in (CostSensitiveLoss(gain, reduction=reduction), lambda s, y: logit_adjusted_loss(s, y, gain, reduction=reduction)):
+            assert torch.allclose(loss(s, target), expected, atol=1e-5)
+
+@pytest.mark.parametrize('shape', [(M, M, M), (2, M, M), (2, M, M, M)], ids=str)
+@pytest.mark.parametrize('soft', [False, True])
+@pytest.mark.parametrize('kind', [*dict(EVERY), 'distilled'])
+def test_a_layout_that_fits_both_ways_is_refused(shape, soft, kind):
+    s, target = torch.zeros(shape), torch.full(shape, 1 / M) if soft or kind == 'distilled' else torch.zeros(shape[:-1]).long()
+    for loss in losses(kind, 'mean'):
+        with pytest.raises(InputError, match='on axis 1 or on the last') as e: loss(s, target)
+        assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('shape,target,message', [((3, M, 4), (3, 5), 'one class index a row'), ((3, 4, M), (4, 3), 'one class index a row'), ((3, 4, 6), (3, 4), f'need {M} classes'),
+    ((M, 3, 4), (3, 4), f'need {M} classes'), ((M,), (1,), 'one class index a row'), ((M,), (M - 1,), 'one class index a row'), ((), (), f'need {M} classes'),
+    ((4, M), (1,), 'one class index a row'), ((1, M), (4,), 'one class index a row'), ((4, M), (4, 1), 'one class index a row'), ((4, M), (), 'one class index a row')], ids=str)
+@pytest.mark.parametrize('check', [True, False])
+def test_labels_that_do_not_fit_are_refused_not_broadcast(shape, target, message, check):
+    "A single label for a batch used to be broadcast by the outer weights"
+    for gain in ('diagonal', 'dense'):
+        for kind in ('auto', 're-weighted', 'hybrid-b'):
+            with pytest.raises(InputError, match=message): make(kind, gain, check=check)(torch.zeros(shape), torch.zeros(target).long())
+
+def test_a_large_batch_with_too_few_labels_is_refused():
+    m = 300
+    loss, n = CostSensitiveLoss(coverage_constraint(torch.full((m,), 1 / m)).gain(torch.rand(m) / m), 'hybrid-b'), LARGE // m + 1
+    assert loss._parts is not None
+    with pytest.raises(InputError, match='one class index a row'): loss(torch.zeros(n, m), torch.zeros(n - 1).long())
+
+@pytest.mark.parametrize('kind', [*dict(EVERY), 'distilled'])
+@pytest.mark.parametrize('reduction', ['mean', 'sum', 'none'])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
+def test_nothing_to_learn_from_is_a_zero_with_a_graph(kind, reduction, dtype):
+    "Empty batches of every layout and batches of ignored labels, at the first call and after others"
+    full, y = data()[0].to(dtype), data()[1]
+    none = torch.empty(0, M, dtype=dtype)
+    cases = [((0, M), torch.empty(0).long()), ((0, M), none), ((3, 0, M), torch.empty(3, 0).long()), ((3, 0, M), none.expand(3, 0, M)),
+        ((12, M), torch.full((12,), -100)), ((3, 4, M), torch.full((3, 4), -100)), ((3, M, 4), torch.full((3, 4), -100))]
+    if kind == 'distilled': cases = [case for case in cases if case[1].is_floating_point()]
+    for loss in losses(kind, reduction):
+        for later in (False, True):
+            for shape, target in cases:
+                s = torch.zeros(shape, dtype=dtype, requires_grad=True)
+                value = loss(s, target)
+                assert value.requires_grad and (value == 0).all() and value.shape == (target.shape[:2 if len(shape) == 3 else 1] if reduction == 'none' else ())
+                value.sum().backward()
+                assert s.grad.shape == shape and (s.grad == 0).all()
+            if not later: loss(full, F.one_hot(y, M).to(dtype))
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize('kind', [*dict(EVERY), 'distilled'])
+def test_every_kind_in_every_precision(dtype, kind):
+    "Scores, soft labels and the module itself in another precision, as under bf16-true"
+    s, y = data()
+    z = torch.randn(12, M, generator=torch.Generator().manual_seed(3)).softmax(-1)
+    for loss in losses(kind, 'mean'):
+        for target in (y, z)[kind == 'distilled':]:
+            expected = loss(s.to(dtype).double(), target)
+            for moved in (loss, copy.deepcopy(loss).to(dtype) if isinstance(loss, nn.Module) else loss):
+                scores = s.to(dtype).requires_grad_()
+                value = moved(scores, target.to(dtype) if target.is_floating_point() else target)
+                value.backward()
+                assert value.dtype == scores.grad.dtype == dtype and scores.grad.isfinite().all()
+                assert torch.allclose(value.double(), expected, rtol={torch.float16: 5e-3, torch.bfloat16: 3e-2}.get(dtype, 1e-5))
+
+@pytest.mark.parametrize('kind, gain', EVERY)
+def test_a_saved_loss_that_does_not_fit_is_told_in_a_line(kind, gain):
+    loss = make(kind, gain)
+    before, (s, y) = loss.gain.clone(), data()
+    value = loss(s, y)
+    for state, message in (({}, "no 'gain', it is empty"), ({'net.weight': torch.ones(1)}, r"no 'gain', only \['net.weight'\]"), ({'gain': torch.eye(3)}, 'made for 5 classes'),
+        ({'gain': torch.full((M, M), torch.nan)}, 'not finite'), ({'gain': torch.ones(M)}, 'must be square')):
+        with pytest.raises(InputError, match=message) as e: loss.load_state_dict(state)
+        assert '\n' not in str(e.value) and torch.equal(loss.gain, before) and torch.equal(loss(s, y), value)
+    with pytest.warns(UserWarning, match="no 'gain', it is empty; the loss keeps"): found = loss.load_state_dict({}, strict=False)
+    assert found.missing_keys == ['gain'] and torch.equal(loss(s, y), value)
+    with pytest.raises(RuntimeError, match='Unexpected key'): loss.load_state_dict(loss.state_dict() | {'more': torch.ones(1)})
+
+def test_a_saved_gain_must_suit_the_kind():
+    loss = make('logit-adjusted', 'diagonal')
+    with pytest.raises(InputError, match="use 'hybrid-b'"): loss.load_state_dict({'gain': GAINS['dense']})
+    assert torch.equal(loss.gain, GAINS['diagonal'])
+
+def test_a_loss_within_a_model_leaves_the_report_to_the_model():
+    model = nn.ModuleDict(dict(net=nn.Linear(2, M), loss_fn=make('auto', 'dense')))
+    good = model.state_dict()
+    with pytest.raises(RuntimeError, match='Missing key.*loss_fn.gain'): model.load_state_dict({k: v for k, v in good.items() if k != 'loss_fn.gain'})
+    with pytest.raises(RuntimeError, match='loss_fn.gain: gain has shape'): model.load_state_dict(good | {'loss_fn.gain': torch.eye(3)})
+    assert model.load_state_dict({}, strict=False).missing_keys == ['net.weight', 'net.bias', 'loss_fn.gain']
+    model.load_state_dict(good | {'loss_fn.gain': GAINS['diagonal']})
+    assert torch.equal(model['loss_fn'](*data()), make('auto', 'diagonal')(*data()))
+
+@pytest.mark.parametrize('kind', [*dict(EVERY), 'distilled'])
+def test_gains_priors_and_diagonals_of_pandas_and_numpy(kind):
+    import pandas as pd
+    (s, y), names = data(), list('abcde')
+    G = GAINS[dict(EVERY, distilled='dense')[kind]]
+    forms = [G.numpy(), G.tolist(), pd.DataFrame(G.numpy()), pd.DataFrame(G.numpy(), names, names)]
+    if kind == 'distilled':
+        z = F.one_hot(y, M).double()
+        values = [loss(s, z) for g in forms for loss in (DistilledLoss(g, pd.Series(PRIORS.numpy()), .3), DistilledLoss(G, PRIORS, .3))]
+        values += [distilled_loss(s, z, g, pd.Series(1 / PRIORS.numpy()), .3) - distilled_loss(s, z, G, 1 / PRIORS, .3) + values[0] for g in forms]
+    else: values = [CostSensitiveLoss(g, kind, priors=pd.Series(PRIORS.numpy()))(s, y) for g in forms] + [CostSensitiveLoss(G, kind, priors=PRIORS)(s, y)]
+    if kind in FUNCTIONS and kind != 'distilled':
+        function = FUNCTIONS[kind][0]
+        values += [function(s, y, g) - function(s, y, G) + values[0] for g in forms]
+    for value in values: assert torch.allclose(value, values[0])
+
+@pytest.mark.parametrize('kind', ['auto', 'distilled'])
+def test_tables_that_cannot_be_read_are_refused(kind):
+    import pandas as pd
+    frame = pd.DataFrame(GAINS['dense'].numpy(), list('abcde'), list('abcde'))
+    make_loss = CostSensitiveLoss if kind == 'auto' else lambda g: DistilledLoss(g, PRIORS)
+    for gain, message in ((frame[list('bacde')], r"the columns \['b', 'a'"), (frame.set_axis([1, 0, 2, 3, 4]).set_axis([1, 0, 2, 3, 4], axis=1), r'the rows \[1, 0'), (frame.iloc[0], 'must be square'),
+        (frame.astype(object).mask(frame > 1, 'x'), 'no table of numbers'), ([[1, 2], [3]], 'no table of numbers'), (None, 'no table of numbers'), ('auto', 'no table of numbers')):
+        with pytest.raises(InputError, match=message) as e: make_loss(gain)
+        assert '\n' not in str(e.value)
+    shuffled = pd.Series(PRIORS.numpy(), [1, 0, 2, 3, 4])
+    with pytest.raises(InputError, match=r'diag has the index \[1, 0'): make('hybrid-b', 'dense', diag=shuffled)
+    with pytest.raises(InputError, match=r'diag has shape \(3,\)'): make('hybrid-b', 'dense', diag=[1., 2, 3])
+    with pytest.raises(InputError, match=r'priors has shape \(2,\)'): CostSensitiveLoss(GAINS['dense'], 'hybrid-a', priors=[.5, .5])
+    with pytest.raises(InputError, match=r'kappa has shape \(3,\)'): softmax_shifted_loss(*data(), GAINS['coverage'], kappa=torch.ones(3))
+
+@pytest.mark.parametrize('eps', [0., .1, .3])
+def test_label_smoothing_adds_its_share_of_every_column_to_the_gain(eps):
+    "As soft labels; with the identity it is PyTorch's own, with a gain the rule learnt is that of another gain"
+    (s, y), G = data(), GAINS['dense']
+    smooth = lambda p: (1 - eps) * p + eps / M
+    assert torch.allclose(CostSensitiveLoss(torch.eye(M))(s, smooth(F.one_hot(y, M).double())), F.cross_entropy(s, y, label_smoothing=eps))
+    p = torch.randn(50, M, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    learnt = risk_minimiser(lambda s, p: hybrid_loss(s, p, G, reduction='none'), smooth(p))
+    assert torch.allclose(learnt.log_softmax(-1), (p @ ((1 - eps) * G + eps / M * G.sum(0))).log().log_softmax(-1), atol=1e-5)
