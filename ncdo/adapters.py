@@ -14,9 +14,6 @@ from pathlib import Path
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset, default_collate
-from .data import load
-from .runs import read_record
-from .schedule import Job, pack
 from .gains import InputError, confusion_matrix, worst_case_recall
 from .losses import CostSensitiveLoss, score_rows
 from .reductions import SaddlePoint
@@ -307,6 +304,7 @@ def train_digits_on_ranks(
     dtype=torch.float64
 ): # The model, and its `SaddlePoint`
     "Train for the worst class of digits-lt, as one process of several or alone: an example to copy from"
+    from ncdo.data import load
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     data, order = load('digits-lt'), torch.Generator().manual_seed(0)
     device = torch.device('cuda', int(os.environ['LOCAL_RANK'])) if dist.is_initialized() and dist.get_backend() == 'nccl' else torch.device('cpu')
@@ -353,7 +351,10 @@ def compute_with_ray(
 ): # {spec: record}
     "`compute` of chapter 07 on a Ray cluster; one on this machine is started unless `ray.init` was called"
     ray = _optional('ray', 'ray')
+    from ncdo.runs import check_records, read_record
+    from ncdo.schedule import Job, pack
     store = Path(store).resolve()
+    check_records(specs, store, root)
     task = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), max_retries=retries)(_run_job)
     for students in (False, True):
         jobs = [Job(stack, store, root) for stack in pack(specs, largest) if bool(stack[0].teacher) == students]

@@ -33,6 +33,7 @@ class Goal:
     wanted: str # In words, for a report; may hold {each}, {tau}, {fraction} and {target}
     asks: tuple = () # Fields of `Spec` it has a use for
     measured: bool = True # Does it have multipliers, so that training must measure?
+    shift: bool = True # Can a post-shift serve it better than the largest probability?
     overall: str = 'average recall' # What it trades for its quantity; or 'accuracy at the training mix'
     quantity: str = 'recall' # What it looks at in each class or group, by name ...
     values: object = lambda C, p: recall(C) # ... and as a function of (..., m, m) confusions and (m,) priors
@@ -45,9 +46,9 @@ def _weights(spec, m):
     return torch.ones(m, dtype=torch.float64).index_fill(0, torch.tensor(spec.weighted_class), spec.weight)
 
 GOALS = dict(
-    accuracy=Goal(lambda p, s, t: gains.accuracy_goal(p), measured=False, overall='accuracy at the training mix',
+    accuracy=Goal(lambda p, s, t: gains.accuracy_goal(p), measured=False, shift=False, overall='accuracy at the training mix',
         wanted='as many right answers as possible, on images mixed like the training sample'))
-GOALS['weighted-accuracy'] = Goal(lambda p, s, t: gains.accuracy_goal(p, _weights(s, len(p))), measured=False, asks=('weighted_class', 'weight'),
+GOALS['weighted-accuracy'] = Goal(lambda p, s, t: gains.accuracy_goal(p, _weights(s, len(p))), measured=False, shift=False, asks=('weighted_class', 'weight'),
     wanted='as many right answers as possible, where one class counts more than the others')
 GOALS['average-recall'] = Goal(lambda p, s, t: gains.average_recall_goal(p, t), measured=False,
     wanted='the average of the recalls of all classes, as high as possible')
@@ -107,7 +108,7 @@ class Spec:
     recipe: Recipe = Recipe()
     image_size: int = option(None, "side in pixels to which a folder's images are brought", 'count')
     max_multiplier: float = option(10., 'largest multiplier of a constraint', 'positive')
-    tolerance: float = option(1e-3, 'violation up to which a constraint counts as met', 'nonnegative')
+    tolerance: float = option(1e-3, 'violation up to which a constraint counts as met, at most a fiftieth of its bound', 'nonnegative')
 
     def __post_init__(self):
         object.__setattr__(self, 'dataset', locate(self.dataset))
@@ -293,13 +294,13 @@ def _shifted(spec, record, z, settings): # `Spec` with the goal; its record; sco
     priors, m = priors_of(record), len(record['class_counts'])
     problem, groups = spec.problem(priors), spec.shown_groups(priors)
     p = {k: z[k].double().softmax(-1) for k in ('validation', 'test')}
-    post = PostShiftClassifier(problem, classes=range(m),
-        **{k: settings[k] or 1. for k in ('step_size', 'iterations', 'shrinkage', 'cv')})
+    post = PostShiftClassifier(problem, classes=range(m), max_multiplier=spec.max_multiplier, tolerance=spec.tolerance,
+        **{k: settings[k] for k in ('step_size', 'iterations', 'shrinkage', 'cv')})
     post.fit(p['validation'].numpy(), z['y_validation'].numpy())
     judged = lambda k, predicted: assessment(z[f'y_{k}'], torch.as_tensor(predicted), problem, groups, spec.tolerance)
     crossed = None
     if settings['cv']: crossed = dict(objective=float(post.cross_fitted_objective_), violations=post.cross_fitted_violations_.tolist())
-    return dict(multipliers=None, train_accuracy=record['train_accuracy'], cross_fitted=crossed,
+    return dict(multipliers=post.multipliers_, train_accuracy=record['train_accuracy'], cross_fitted=crossed,
         before={k: judged(k, p[k].argmax(1)) for k in p}, **{k: judged(k, post.predict(p[k].numpy())) for k in p})
 
 # %% ../nbs/07_runs.ipynb #9f1e5c10
