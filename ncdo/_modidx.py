@@ -306,6 +306,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'ncdo/reductions.py'),
                                  'ncdo.reductions._average': ('reductions.html#_average', 'ncdo/reductions.py'),
                                  'ncdo.reductions._check_state': ('reductions.html#_check_state', 'ncdo/reductions.py'),
+                                 'ncdo.reductions._draw_band': ('reductions.html#_draw_band', 'ncdo/reductions.py'),
                                  'ncdo.reductions._facts': ('reductions.html#_facts', 'ncdo/reductions.py'),
                                  'ncdo.reductions._load_state_dict': ('reductions.html#_load_state_dict', 'ncdo/reductions.py'),
                                  'ncdo.reductions._probe': ('reductions.html#_probe', 'ncdo/reductions.py'),

@@ -140,10 +140,19 @@ def _average(self, start=0): # First iterate to count
 SaddlePoint.state_dict, SaddlePoint.load_state_dict, SaddlePoint.average = _state_dict, _load_state_dict, _average
 
 # %% ../nbs/02_reductions.ipynb #47c0ebc8
+def _draw_band(ax, y, label, points=250):
+    "A line; where it has more values than one can tell apart, the mean of neighbours and the band between their extremes"
+    pieces = y.split(-(-len(y) // points))
+    x = torch.tensor([len(piece) for piece in pieces]).cumsum(0) - len(pieces[0])
+    line, = ax.plot(x, [piece.nanmean() for piece in pieces], lw=1, label=label)
+    if len(pieces) == len(y): return
+    ax.fill_between(x, *[torch.stack([getattr(piece, side)() for piece in pieces]) for side in ('min', 'max')], color=line.get_color(), alpha=.3, lw=0)
+
 def plot_history(
     reduction, # A `SaddlePoint`
     title='', # Of the figure
-    axs=None # Two matplotlib axes; new ones unless given
+    axs=None, # Two matplotlib axes; new ones unless given
+    values='value' # What the constraints are about, for the axis
 ):
     "Multipliers, and each constraint's value less its bound (on the simplex: the values), over the updates"
     import matplotlib.pyplot as plt
@@ -151,10 +160,10 @@ def plot_history(
     multipliers, violations = [torch.stack([h[k] for h in reduction.history]) for k in ('multipliers', 'violations')]
     if axs is None: axs = plt.subplots(1, 2, figsize=(8, 2.6), layout='constrained')[1]
     for i, name in enumerate(reduction.problem.names):
-        axs[0].plot(multipliers[:, i], label=name)
-        axs[1].plot(-violations[:, i], lw=.8, label=name)
-    axs[0].set(xlabel='update', ylabel='multiplier', title=title)
-    axs[1].set(xlabel='update', ylabel='value' if reduction.problem.domain == 'simplex' else 'value less bound')
+        _draw_band(axs[0], multipliers[:, i], name)
+        _draw_band(axs[1], -violations[:, i], name)
+    axs[0].set(xlabel='update', ylabel='multiplier λ', title=title)
+    axs[1].set(xlabel='update', ylabel=values if reduction.problem.domain == 'simplex' else f'{values} less its bound')
     if reduction.problem.domain == 'nonnegative': axs[1].axhline(0, color='k', lw=.5)
     axs[1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
 
