@@ -19,7 +19,9 @@ from .data import Data
 from .losses import CostSensitiveLoss
 from .postshift import post_shift
 from .reductions import SaddlePoint
-from .training import Member, Recipe, Stack, build, pick_device
+from .networks import build
+from .stacks import Stack, pick_device
+from .training import Member, Recipe
 
 # %% ../nbs/09_bench.ipynb #fcf71c64
 def interleaved_times(
@@ -214,7 +216,7 @@ def time_training(
 ): # Seconds of a step, and of an update, of the whole stack
     "Time of one step without updates, and of one update with its validation"
     device = stack.device
-    step = time_repeated(lambda: stack._run(stack._train), device, steps)
+    step = time_repeated(lambda: stack.recorder.run(stack._train), device, steps)
     return step, time_repeated(stack.update, device, updates)
 
 # %% ../nbs/09_bench.ipynb #f16c5a77

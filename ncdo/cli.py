@@ -16,7 +16,8 @@ from .runs import GOALS, LOSSES, PRESETS, UPDATES, Spec, differences, one_of, po
 from .schedule import compute, run_stack, runs_in
 from ncdo.studies import (borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs, studies, studies_at, study_files, study_fingerprint,
     study_runs)
-from .training import Recipe, check_value, optional, write_atomically
+from .common import check_value, optional, write_atomically
+from .training import Recipe
 
 try: import typer
 except ImportError: sys.exit("ncdo: the command line needs typer; pip install 'ncdo[train]'")

@@ -238,6 +238,8 @@ class Problem:
 
     def objective(self, C): return self.evaluate(C)[0]
     def violations(self, C): return self.evaluate(C)[1]
+    @property
+    def demands(self): return self.domain == 'nonnegative' and self.k > 0 # Are there constraints, which can be met or missed?
     def slack(self, tolerance=1e-3): # Of every constraint
         "By how much each constraint may be missed and count as met, (k,): the tolerance, or a fiftieth of the bound (of its classes' share, if the bound is 0) where that is less"
         return self.room.clamp(max=tolerance)

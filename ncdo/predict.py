@@ -11,7 +11,9 @@ from pathlib import Path
 from torch import nn
 from .data import IMAGES, images_in, read_image
 from .gains import InputError
-from .training import build, model_source, pick_device, write_atomically
+from .common import write_atomically
+from .networks import build, model_source
+from .stacks import pick_device
 
 # %% ../nbs/07c_predict.ipynb #50b8e41b
 def _read_weights(path):

@@ -12,7 +12,7 @@ import base64, functools, io, tempfile, torch, numpy as np
 from pathlib import Path
 from .runs import post_shift_run, read_record, spec_of
 from .gains import InputError, average_recall, balanced_coverage, group_mean, precision, recall
-from .training import write_atomically
+from .common import write_atomically
 
 # %% ../nbs/07b_report.ipynb #62220796
 def percent(v, digits=3): # A share; significant digits

@@ -17,7 +17,9 @@ from .data import DATASETS, load, locate
 from .gains import InputError, average_recall, balanced_coverage, confusion_matrix, group_mean, head_tail_groups, nanmin, recall, worst_recall
 from .losses import KINDS
 from .postshift import PostShiftClassifier
-from .training import Recipe, build, check_fields, enlarged, model_source, option, source_hash, write_atomically
+from .common import check_fields, option, write_atomically
+from .networks import build, enlarged, model_source, source_hash
+from .training import Recipe
 
 # %% ../nbs/07_runs.ipynb #b549898d
 def one_of(value, known, what):
@@ -156,7 +158,7 @@ def assessment(
     "Metrics, per-class recall and coverage, objective and largest violation, and the counts behind them"
     C = confusion_matrix(y, predicted, problem.m)
     objective, violations = problem.evaluate(C)
-    bound = problem.domain == 'nonnegative' and problem.k
+    bound = problem.demands
     return dict(metrics(C, groups), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
         worst_violation=violations.nan_to_num(nan=-math.inf).max().item() if bound else None, met=problem.met(violations, tolerance).all().item() if bound else None,
         confusion=(C * len(y)).round().int().tolist())

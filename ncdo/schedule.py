@@ -14,7 +14,9 @@ from pathlib import Path
 from .distillation import teacher_labels, teacher_priors
 from .gains import InputError
 from .runs import GOALS, check_records, make_record, read_record, read_scores, write_record
-from .training import Member, Stack, enlarged, fit, gpu_memory, model_source, pick_device
+from .networks import enlarged, model_source
+from .stacks import Stack, fit, gpu_memory, pick_device
+from .training import Member
 
 # %% ../nbs/07a_schedule.ipynb #4b9cb28f
 MOST_ON_CPU = 12 # Members of a stack

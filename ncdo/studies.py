@@ -17,7 +17,7 @@ import pandas as pd, torch, yaml
 from .data import DATASETS, locate
 from .gains import InputError
 from .runs import PRESETS, Spec, one_of, post_shift_run, recipe_spec
-from .training import VALUES, check_value, write_atomically
+from .common import VALUES, check_value, write_atomically
 
 # %% ../nbs/07d_studies.ipynb #76441794
 _BASE = {'ERM': ('accuracy', 'cross-entropy'), 'LA with class priors': ('average-recall', 'logit-adjusted')}

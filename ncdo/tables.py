@@ -11,7 +11,7 @@ import math, numpy as np, pandas as pd, torch
 from pathlib import Path
 from .gains import group_mean
 from .runs import priors_of, spec_of
-from .training import write_atomically
+from .common import write_atomically
 
 # %% ../nbs/07e_tables.ipynb #92e33b6f
 def mean_se(values): # Numbers

@@ -8,7 +8,8 @@ from ncdo.schedule import run_stack, taught_by
 from ncdo.gains import (InputError, average_recall_goal, balanced_coverage_constraint, bayes_rule, coverage_constraint, precision_constraint,
     worst_case_recall)
 from ncdo.losses import hybrid_loss, risk_minimiser
-from ncdo.training import Member, Recipe, Stack, fit
+from ncdo.stacks import Stack, fit
+from ncdo.training import Member, Recipe
 
 GAMMAS = (0., .1, .3, .5, 1.)
 GAINS = {'diagonal': worst_case_recall, 'precision': lambda p: precision_constraint(p, .6), 'coverage': coverage_constraint,
@@ -237,9 +238,9 @@ def test_trap_48_the_stack_uses_them_too(teacher):
     stack.update()
     s, z = torch.randn(1, 7, 10), labels[None, :7]
     theirs = distilled_loss(s[0], z[0], problem.gain([]) / (problem.gain([]) * teacher_priors(labels)).sum(1).mean(), 1 / teacher_priors(labels), .3)
-    assert torch.allclose(stack._losses(s, z)[0], theirs, rtol=1e-4)
-    index = stack.order[0]
-    for image, label in zip(index[0].tolist(), stack._targets(index)[0]): assert torch.equal(label, labels[data.train.tolist().index(image)])
+    assert torch.allclose(stack.goals.losses(s, z)[0], theirs, rtol=1e-4)
+    index = stack.images.order[0]
+    for image, label in zip(index[0].tolist(), stack.images.targets(index)[0]): assert torch.equal(label, labels[data.train.tolist().index(image)])
 
 
 def test_trap_48_a_teacher_of_another_split_is_refused(teacher, tmp_path):

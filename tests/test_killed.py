@@ -5,7 +5,9 @@ from safetensors.torch import save
 from ncdo.runs import Spec, recipe_spec
 from ncdo.schedule import Busy, Job, claim, compute, jobs_for, most_together, pack_for_gpus, run_stack
 from ncdo.gains import InputError
-from ncdo.training import Member, Recipe, Stack, write_atomically
+from ncdo.common import write_atomically
+from ncdo.stacks import Stack
+from ncdo.training import Member, Recipe
 from waiting import WITH_TESTS, steps_done, until
 
 TRAIN = ['train', '--model', 'mlp-16', '--steps', '2000', '--batch-size', '64', '--update-every', '50'] # A checkpoint every 100 steps
@@ -119,14 +121,15 @@ def test_one_stack_that_fails_does_not_take_the_others_along(tmp_path, workers):
 def test_trap_52_the_last_good_checkpoint_stays(tmp_path):
     from ncdo.data import load
     from ncdo.gains import worst_case_recall
-    from ncdo.training import Member, Stack, fit
+    from ncdo.stacks import Stack, fit
+    from ncdo.training import Member
     data, path = load('digits-lt'), tmp_path / 'checkpoint.safetensors'
     make = lambda: Stack([Member(data, worst_case_recall(data.priors), 'logit-adjusted')], 'mlp-16', Recipe(steps=60, batch_size=32), 'cpu')
     stack = make()
     for _ in range(30): stack.train_step()
     stack.save(path, 'x')
     kept = path.read_bytes()
-    stack.vector.mul_(torch.nan)
+    stack.weights.vector.mul_(torch.nan)
     with pytest.raises(InputError, match='diverged at step 30'):
         while stack.step < 60:
             stack.train_step()
@@ -155,7 +158,7 @@ def test_a_run_on_record_is_not_written_again(tmp_path):
 def test_seconds_before_a_checkpoint_count(tmp_path, monkeypatch):
     "By a clock that moves only when it is told to"
     spec, now = recipe_spec('smoke', 'digits-lt'), types.SimpleNamespace(seconds=1000.)
-    monkeypatch.setattr('ncdo.training.time', types.SimpleNamespace(time=lambda: now.seconds))
+    monkeypatch.setattr('ncdo.stacks.time', types.SimpleNamespace(time=lambda: now.seconds))
     start = lambda: Stack([Member(data := spec.data(), spec.problem(data.priors), spec.loss)], spec.model, spec.recipe, 'cpu')
     stack = start()
     now.seconds += 100
@@ -178,7 +181,7 @@ def test_stacks_fill_the_gpus():
 
 HALFWAY = '''
 import sys, torch
-from ncdo.training import write_atomically
+from ncdo.common import write_atomically
 from waiting import die_at
 write_atomically(sys.argv[1], b'first')
 die_at(sys.argv[2], 1)
@@ -197,7 +200,8 @@ def test_trap_37_training_never_looks_at_the_test_sample():
     "Other test images, other test labels: the same weights, multipliers and history"
     from ncdo.data import load
     from ncdo.gains import worst_case_recall
-    from ncdo.training import Member, Stack, fit
+    from ncdo.stacks import Stack, fit
+    from ncdo.training import Member
     data, results = load('digits-lt'), []
     for spoiled in (False, True):
         x, y = data.x.clone(), data.y.clone()

@@ -6,7 +6,8 @@ from ncdo.data import load
 from ncdo.runs import Spec, own_recipe, recipe_spec
 from ncdo.schedule import compute, pack
 from ncdo.gains import InputError
-from ncdo.training import TWICE, Recipe, build, model_source
+from ncdo.networks import TWICE, build, model_source
+from ncdo.training import Recipe
 
 
 def record(folder): return json.loads((folder / 'record.json').read_text())
@@ -67,7 +68,8 @@ def test_resumed_equals_uninterrupted(ncdo, tmp_path):
 
 def test_a_network_that_trains_alone_resumes(tmp_path):
     from ncdo.gains import worst_case_recall
-    from ncdo.training import Member, Stack, fit
+    from ncdo.stacks import Stack, fit
+    from ncdo.training import Member
     data, recipe = load(str(image_folder(tmp_path / 'pets'))), Recipe(steps=4, batch_size=8, update_every=2)
     start = lambda: Stack([Member(data, worst_case_recall(data.priors), 'logit-adjusted')], 'resnet18', recipe, 'cpu')
     whole, = fit(start())

@@ -12,7 +12,8 @@ from ncdo.schedule import compute, run_stack
 from ncdo.gains import InputError, worst_case_recall
 from ncdo.predict import Classifier, image_files
 from ncdo.report import Run, alternatives, drawn_again, judge, percent, recall_intervals, short_name, write_report
-from ncdo.training import Member, Recipe, Stack, fit
+from ncdo.stacks import Stack, fit
+from ncdo.training import Member, Recipe
 
 RECIPE = Recipe(steps=20, batch_size=32, update_every=5)
 GOALS = dict(plain=('accuracy', 'cross-entropy'), average=('average-recall', 'logit-adjusted'), worst=('worst-case-recall', 'logit-adjusted'), # chkstyle: ignore-node

@@ -4,7 +4,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ncdo.data import load
 from ncdo.gains import InputError, accuracy_goal, average_recall_goal, balanced_coverage_constraint, coverage_constraint, worst_case_recall
 from ncdo.losses import CostSensitiveLoss
-from ncdo.training import ConvNorm, Member, Recipe, Stack, build, crop_and_flip, draw_order, fit, widen
+from ncdo.networks import ConvNorm, build, widen
+from ncdo.stacks import Recorder, Stack, fit
+from ncdo.training import Member, Recipe, crop_and_flip, draw_order
 
 SHORT = Recipe(steps=14, batch_size=32, update_every=4)
 
@@ -42,7 +44,7 @@ def test_the_stack_computes_the_loss_of_the_module():
     stack = Stack(members(), 'mlp-16', SHORT, 'cpu')
     stack.update()
     logits, target = torch.randn(12, 7, 10), torch.randint(10, (12, 7))
-    for m, r, s, y, mine in zip(stack.members, stack.reductions, logits, target, stack._losses(logits, target)):
+    for m, r, s, y, mine in zip(stack.members, [stack.goals.reduction(k) for k in range(len(stack.members))], logits, target, stack.goals.losses(logits, target)):
         theirs = F.cross_entropy(s, y) if m.loss == 'cross-entropy' else CostSensitiveLoss(r.gain, m.loss, priors=m.data.priors)(s, y)
         assert torch.allclose(mine, theirs, rtol=1e-4), m.loss
 
@@ -96,7 +98,7 @@ def test_crops_against_a_loop(border):
 def test_the_border_is_an_eighth_of_the_side():
     recipe = Recipe(steps=500, batch_size=16, augment=True)
     stack = Stack(members()[:1], 'mlp-8', recipe, 'cpu')
-    assert stack.border == 1 and stack.x.shape[-2:] == (10, 10) and set(stack.chance[..., :2].unique().tolist()) == {0, 1, 2}
+    assert stack.images.border == 1 and stack.images.pool.shape[-2:] == (10, 10) and set(stack.images.chance[..., :2].unique().tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize('depth', [18, 34])
@@ -137,16 +139,17 @@ def test_pieces_in_which_a_gpu_measures(model, K, n, memory, chunk, monkeypatch)
     "All pieces alike, none larger than fits; sizes of CIFAR and TinyImageNet"
     from types import SimpleNamespace as Some
     side = int(model.partition('@')[2] or 0)
-    monkeypatch.setattr('ncdo.training.gpu_memory', lambda device: memory)
-    stack = Some(device='cuda', net=Some(side=side), border=4, x=torch.zeros(1, 3, 40, 40), members=[0] * K, parts=dict(validation=torch.zeros(K, n)))
-    assert Stack._chunk(stack) == chunk and -(-n // chunk) * chunk - n < chunk
+    monkeypatch.setattr('ncdo.stacks.gpu_memory', lambda device: memory)
+    images = Some(size=[32, 32], parts=dict(validation=torch.zeros(K, n)))
+    stack = Some(device='cuda', weights=Some(net=Some(side=side)), images=images, members=[0] * K)
+    assert Recorder(stack, False).chunk() == chunk and -(-n // chunk) * chunk - n < chunk
 
 
 def test_augmented_stack_trains_and_measures_unaugmented():
     stack = Stack(members()[:2], 'resnet8-w8', Recipe(steps=4, batch_size=16, augment=True), 'cpu')
-    x = stack._images(stack.parts['validation'][:, :3])
+    x = stack.images.take(stack.images.parts['validation'][:, :3])
     plain = Stack(members()[:2], 'resnet8-w8', Recipe(steps=4, batch_size=16), 'cpu')
-    assert torch.equal(x, plain._images(plain.parts['validation'][:, :3]))
+    assert torch.equal(x, plain.images.take(plain.images.parts['validation'][:, :3]))
     fit(stack)
 
 
@@ -165,7 +168,7 @@ def test_average_recall_goal_is_menon_et_al():
     data = load('digits-lt')
     stack = Stack([Member(data, average_recall_goal(data.priors), 'logit-adjusted')], 'mlp-16', SHORT, 'cpu')
     logits, y = torch.randn(1, 9, 10), torch.randint(10, (1, 9))
-    assert torch.allclose(stack._losses(logits, y)[0], F.cross_entropy(logits[0] + data.priors.log().float(), y[0]), atol=1e-5)
+    assert torch.allclose(stack.goals.losses(logits, y)[0], F.cross_entropy(logits[0] + data.priors.log().float(), y[0]), atol=1e-5)
 
 
 class Watch(TorchDispatchMode):
@@ -182,9 +185,9 @@ class Watch(TorchDispatchMode):
 def test_a_step_and_an_update_need_nothing_from_the_processor():
     "What a GPU replays cannot ask: no value is read back, none is brought in"
     stack = Stack(members(), 'mlp-16', SHORT, 'cpu')
-    stack.fast, stack._run = True, lambda function: function()
+    stack.goals.check, stack.recorder.fast, stack.recorder.run = False, True, lambda function: function()
     with Watch() as watch: stack.train_step()
-    assert not watch.seen and stack.tick == 1
+    assert not watch.seen and stack.goals.tick == 1
     with Watch() as watch: int(stack.clock)
     assert watch.seen
 
@@ -211,7 +214,7 @@ def test_widened_and_folded_networks_say_the_same(model, monkeypatch):
 
 @pytest.mark.parametrize('triton,compiler,can', [(True, 'gcc', True), (True, 'clang', True), (True, None, False), (False, 'gcc', False)])
 def test_a_gpu_without_triton_or_compiler_is_told(triton, compiler, can, monkeypatch):
-    from ncdo.training import can_compile
+    from ncdo.stacks import can_compile
     monkeypatch.delenv('CC', raising=False)
     monkeypatch.setattr('importlib.util.find_spec', lambda name: triton or None)
     monkeypatch.setattr('shutil.which', lambda name: f'/bin/{name}' if name == compiler else None)
@@ -255,16 +258,16 @@ def test_a_network_of_ones_own_is_not_recorded(own, drawing, monkeypatch):
     from contextlib import nullcontext
     recorded = []
     monkeypatch.setattr(torch.cuda, 'device', lambda device: nullcontext())
-    monkeypatch.setattr(Stack, '_record', lambda self, function: recorded.append(function.__name__) or type('Graph', (), dict(replay=function)))
+    monkeypatch.setattr(Recorder, 'record', lambda self, function: recorded.append(function.__name__) or type('Graph', (), dict(replay=function)))
     stack = Stack(members((0,))[:1], drawing if own else 'mlp-16', SHORT, 'cpu')
-    stack.fast = True
+    stack.recorder.fast = True
     for _ in range(5): stack.train_step()
     assert recorded == ([] if own else ['_measure_and_move', '_train']) and int(stack.clock) == 5
 
 
 @pytest.mark.parametrize('own,rocm,can', [(True, None, True), (False, None, False), (True, '6.4', False)])
 def test_half_precision_only_where_the_card_has_it(own, rocm, can, monkeypatch):
-    from ncdo.training import has_bfloat16
+    from ncdo.stacks import has_bfloat16
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: own or including_emulation)
     monkeypatch.setattr(torch.version, 'hip', rocm)
@@ -296,9 +299,9 @@ def test_a_gpu_steps_where_a_cpu_steps(model, least):
     "How the first step moves the weights; half precision alone, emulated on a CPU, leaves correlations of .99 and .93"
     def moved(device, fast):
         stack = Stack(members((0,))[:2], model, SHORT, device, fast=fast)
-        start = stack.vector.clone()
+        start = stack.weights.vector.clone()
         stack.train_step()
-        return (stack.vector - start).cpu()
+        return (stack.weights.vector - start).cpu()
     assert torch.corrcoef(torch.stack([moved('cpu', False), moved('cuda', True)]))[0, 1] > least
 
 
@@ -319,7 +322,7 @@ def test_rehearsals_leave_no_trace(steps, monkeypatch):
     stand_ins = dict(Stream=lambda: stream, current_stream=lambda: stream, stream=here, graph=here, CUDAGraph=lambda: None)
     for name, stand_in in stand_ins.items(): monkeypatch.setattr(torch.cuda, name, stand_in)
     recorded, plain = [Stack(members((0,))[:2], 'mlp-16', Recipe(steps=steps, batch_size=32, update_every=4), 'cpu') for _ in range(2)]
-    monkeypatch.setattr(recorded, '_run', recorded._record)
+    monkeypatch.setattr(recorded.recorder, 'run', recorded.recorder.record)
     for stack in (recorded, plain):
         for _ in range(steps): stack.train_step()
     for (name, a), b in zip(recorded.state().items(), plain.state().values()): assert torch.equal(a, b), name

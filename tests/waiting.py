@@ -33,7 +33,7 @@ def write_half(path, content):
 
 def die_at(moment, count):
     "From here on this process kills itself, by SIGKILL, the n-th time that it comes to a moment"
-    from ncdo.training import Stack
+    from ncdo.stacks import Stack
     owner, name, death, counts = dict(step=(Stack, 'train_step', die, lambda *_: True), # Before a step of training
         half=(Path, 'write_bytes', write_half, lambda *_: True), # Halfway through a file
         unmoved=(os, 'replace', die, lambda *_: True), # A file is whole, but not yet in its place
@@ -47,7 +47,7 @@ def die_at(moment, count):
 
 def stay_at(steps, said):
     "From here on a stack of n members trains its step `steps[n]` again and again, once it has left a file in a folder"
-    from ncdo.training import Stack
+    from ncdo.stacks import Stack
     true = Stack.train_step
     def train_step(stack):
         step = steps[len(stack.members)]
