@@ -12,7 +12,8 @@ import contextlib, dataclasses, inspect, json, os, sys, torch, warnings
 from pathlib import Path
 from .data import DATASETS, load, locate
 from .gains import InputError
-from .runs import GOALS, LOSSES, PRESETS, UPDATES, Spec, differences, one_of, post_shift_run, read_record, recipe_spec, same_data
+from .losses import KINDS
+from .runs import GOALS, PRESETS, UPDATES, Spec, differences, one_of, post_shift_run, read_record, recipe_spec, same_data
 from .schedule import compute, run_stack, runs_in
 from ncdo.studies import (borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs, studies, studies_at, study_files, study_fingerprint,
     study_runs)
@@ -106,7 +107,7 @@ def with_options(*options): # From `options_of`
 def train(
     dataset: str = typer.Option('digits-lt', help=f"one of {', '.join(DATASETS)}, or the path of a folder with a sub-folder of images for each class, or of an .npz"),
     objective: str = typer.Option('worst-case-recall', help=f"one of {', '.join(GOALS)}"),
-    loss: str = typer.Option('auto', help=f"one of {', '.join(LOSSES)}"),
+    loss: str = typer.Option('auto', help=f"one of {', '.join(KINDS)}"),
     out: Path = typer.Option(Path('run'), help='folder for the record'),
     data: str = typer.Option(None, help='data root, for CIFAR and TinyImageNet; or set NCDO_DATA'),
     seed: int = typer.Option(0, help='of initialisation, order and augmentation'),

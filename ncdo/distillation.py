@@ -9,7 +9,8 @@ __all__ = ['teacher_labels', 'teacher_priors', 'distilled_table_loss', 'distille
 import torch
 from torch import nn
 from .gains import InputError, check_priors, class_priors
-from .losses import _check_gain, _evaluate, _full, _per_class, _tell_missing, as_gain, factor_gain, nonnegative_gain
+from .losses import (KINDS, Kind, _check_gain, _evaluate, _full, _per_class, _tell_missing, as_gain, factor_gain, loss_tables,
+    nonnegative_gain)
 
 # %% ../nbs/06_distillation.ipynb #49613c24
 def teacher_labels(
@@ -93,3 +94,11 @@ class DistilledLoss(nn.Module):
         super()._load_from_state_dict(state, prefix, *args)
 
     def forward(self, logits, teacher): return distilled_loss(logits, teacher, self.gain, self.diag, self.gamma, self.reduction)
+
+# %% ../nbs/06_distillation.ipynb #289b2a4c
+def _distilled_tables(gain, priors=None, gamma=.1, check=True, **_):
+    return *loss_tables(gain, 'hybrid-a', priors, check=check), torch.full_like(gain[:1, :1], gamma)
+
+def _distilled(logits, teacher, *tables, ignore_index=-100): return distilled_table_loss(logits, teacher, *tables)
+
+KINDS['hybrid-distilled'] = Kind(_distilled_tables, _distilled, ('priors', 'teacher'))

@@ -157,7 +157,8 @@ def runs_in(checkpoint): # File
     from safetensors import SafetensorError, safe_open
     try:
         with safe_open(checkpoint, 'pt') as f: return re.findall(r'(\w+) on images', f.metadata()['name'])
-    except (SafetensorError, OSError) as e: raise InputError(f'checkpoint {checkpoint} cannot be read ({e}); remove it to start afresh') from None
+    except OSError as e: raise InputError(f'checkpoint {checkpoint} cannot be read ({e.strerror or e}); mend its permissions, or the disk') from None
+    except SafetensorError as e: raise InputError(f'checkpoint {checkpoint} is damaged and cannot be read ({e}); remove it to start afresh') from None
 
 def interrupted(store): # Folder of the run folders
     "Path -> ids of its runs, for each checkpoint that lies there"

@@ -12,6 +12,7 @@ from fastcore.basics import patch
 from pathlib import Path
 from .common import write_atomically
 from .gains import InputError, confusion_matrix
+from .losses import kind_of
 from .networks import Block, Stem, model_source
 from .reductions import SaddlePoint
 from .training import Goals, Images, Weights
@@ -62,7 +63,8 @@ def check_members(members, recipe): # List of `Member`; `Recipe`
     data = members[0].data
     if any(m.data.x is not data.x for m in members): raise InputError('members of a stack must share one pool of images')
     if len({m.labels is None for m in members}) > 1: raise InputError('members of a stack must all have teacher labels, or none')
-    if any(m.loss == 'hybrid-distilled' and m.labels is None for m in members): raise InputError("loss 'hybrid-distilled' needs teacher labels")
+    for m in members:
+        if 'teacher' in kind_of(m.loss).needs and m.labels is None: raise InputError(f"loss '{m.loss}' needs teacher labels")
     if recipe.batch_size > len(data.train): raise InputError(f'batch size {recipe.batch_size} exceeds the {len(data.train)} training images')
     if any(m.recipe and m.recipe.pace != recipe.pace for m in members):
         raise InputError('members of a stack must agree in steps, batch size, augmentation and the period of updates')
@@ -215,7 +217,8 @@ def load(self:Stack, path, name=''):
     from safetensors import SafetensorError, safe_open
     try:
         with safe_open(path, 'pt') as f: tensors, meta = {k: f.get_tensor(k) for k in f.keys()}, f.metadata()
-    except (SafetensorError, OSError) as e: raise InputError(f'checkpoint {path} cannot be read ({e}); remove it to start afresh') from None
+    except OSError as e: raise InputError(f'checkpoint {path} cannot be read ({e.strerror or e}); mend its permissions, or the disk') from None
+    except SafetensorError as e: raise InputError(f'checkpoint {path} is damaged and cannot be read ({e}); remove it to start afresh') from None
     if meta['name'] != name: raise InputError(f"checkpoint {path} is of another run ({meta['name']}); remove it, or give another folder")
     if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in self.state().items()}:
         raise InputError(f'checkpoint {path} was written by another version of ncdo; remove it to start afresh')

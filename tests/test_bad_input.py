@@ -170,7 +170,7 @@ CASES = { # chkstyle: ignore-node
     # Options
     'unknown loss': (options('--loss', 'focal'), "unknown loss 'focal'; use one of cross-entropy"),
     'unknown objective': (options('--objective', 'fairness'), "unknown objective 'fairness'"),
-    'negative step size': (options('--step-size', '-1'), 'step_size is -1.0; it must be positive'),
+    'negative step size': (options('--step-size', '-1'), 'step_size is -1.0; give a positive number'),
     'step size 0': (options('--step-size', '0'), 'step_size is 0.0'),
     'step size nan': (options('--step-size', 'nan'), 'step_size is nan'),
     'negative rate': (options('--learning-rate', '-0.1'), 'learning_rate is -0.1'),
@@ -179,7 +179,7 @@ CASES = { # chkstyle: ignore-node
     'large batch': (options('--batch-size', '100000'), 'batch size 100000 exceeds'),
     'unknown groups': (options('--groups', 'mine'), "unknown groups 'mine'"),
     'tail of 2': (options('--groups', 'head-tail', '--tail', '2'), 'tail is 2.0; it must be a share'),
-    'tau over 1': (options('--objective', 'recall', '--tau', '1.5'), 'tau is 1.5; it must lie between 0 and 1'),
+    'tau over 1': (options('--objective', 'recall', '--tau', '1.5'), 'tau is 1.5; give a number from 0 to 1'),
     'negative fraction': (options('--objective', 'balanced-coverage', '--fraction', '-1'), 'fraction is -1.0'),
     'loss that does not fit the goal': (options('--objective', 'balanced-coverage', '--loss', 'logit-adjusted'), "use 'hybrid-b'"),
     'another such': (options('--objective', 'balanced-coverage', '--loss', 'softmax-shifted'), 'not a diagonal plus equal rows'),

@@ -319,7 +319,7 @@ def test_a_student_of_another_temperature_or_gamma_is_another_run(ncdo, taught, 
     (['--loss', 'hybrid-distilled'], "loss 'hybrid-distilled' needs the labels of a teacher"),
     (['--teacher', 'nothing'], 'holds no record of a finished run to learn from'),
     (['--teacher', '{}', '--temperature', '0'], 'temperature is 0.0'),
-    (['--teacher', '{}', '--loss', 'hybrid-distilled', '--gamma', '1.5'], 'gamma is 1.5; it must lie between 0 and 1')], ids=lambda v: v if isinstance(v, str) else '')
+    (['--teacher', '{}', '--loss', 'hybrid-distilled', '--gamma', '1.5'], 'gamma is 1.5; give a number from 0 to 1')], ids=lambda v: v if isinstance(v, str) else '')
 def test_mistakes_are_one_line_status_2_and_nothing_written(ncdo, taught, tmp_path, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
     status, out, err = ncdo(*QUICK, *[str(a).replace('{}', str(taught)) for a in args], '--out', 'student')
