@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TINY_IMAGENET_COUNTS', 'ARRAYS', 'IMAGES', 'PART_FOLDERS', 'DATASETS', 'long_tail_counts', 'Data', 'choose',
-           'read_npz', 'walk', 'images_in', 'part_folders', 'to_pixels', 'read_image', 'common_size', 'locate', 'load',
-           'from_dataset', 'toy_distribution']
+           'read_npz', 'walk', 'images_in', 'part_folders', 'to_pixels', 'read_image', 'common_size', 'Source',
+           'source_of', 'locate', 'load', 'from_dataset', 'toy_distribution']
 
 # %% ../nbs/03_data.ipynb #b5a5f6b0
 import contextlib, dataclasses, functools, hashlib, math, operator, os, torch, warnings, numpy as np
@@ -385,11 +385,30 @@ def _tiny_imagenet(name, root, split_seed, counts):
     parts = torch.arange(len(x)).split([len(train), len(validation), len(test)])
     return Data(name, x, torch.cat([y[train], y_held[validation], y_held[test]]), _short_names(folder / 'words.txt', wnids), *parts)
 
-# %% ../nbs/03_data.ipynb #263b5fc2
-DATASETS = {'digits-lt': (_digits, long_tail_counts(80, 10, 20)), 'digits-balanced': (_digits, [30] * 10),
-    'cifar10-lt': (_cifar, long_tail_counts(5000, 10, 100)), 'cifar10-balanced': (_cifar, [1000] * 10),
-    'cifar100-lt': (_cifar, long_tail_counts(500, 100, 100)), 'tiny-imagenet-lt': (_tiny_imagenet, TINY_IMAGENET_COUNTS)}
+# %% ../nbs/03_data.ipynb #b3e80495
+@dataclasses.dataclass(frozen=True)
+class Source:
+    "A data set by name"
+    make: object # Function of its name, the data root, the split seed and `counts` that returns `Data`
+    counts: list = None # Training images to keep of each class
+    white: float = 255 # Largest value of a pixel
+    groups: str = 'class' # What tables report the minimum of: 'class' or 'head-tail'
+    split_by_seed: bool = False # Does each seed of a run have a split of its own?
+    beside: str = '' # Data set whose numbers in the paper stand beside it, where the paper has none
 
+DATASETS = {
+    'digits-lt': Source(_digits, long_tail_counts(80, 10, 20), white=16, split_by_seed=True, beside='cifar10-lt'),
+    'digits-balanced': Source(_digits, [30] * 10, white=16, split_by_seed=True),
+    'cifar10-lt': Source(_cifar, long_tail_counts(5000, 10, 100)),
+    'cifar10-balanced': Source(_cifar, [1000] * 10),
+    'cifar100-lt': Source(_cifar, long_tail_counts(500, 100, 100), groups='head-tail'),
+    'tiny-imagenet-lt': Source(_tiny_imagenet, TINY_IMAGENET_COUNTS, groups='head-tail')}
+
+def source_of(dataset): # Name or path
+    "Its entry, or that of one's own images"
+    return DATASETS.get(dataset, Source(None))
+
+# %% ../nbs/03_data.ipynb #263b5fc2
 def locate(dataset): # A name, or the path of a folder or .npz
     "The name as it is, a path made absolute"
     if dataset in DATASETS: return dataset
@@ -407,8 +426,8 @@ def load(
     if image_size is not None and image_size < 1: raise InputError(f'image_size is {image_size}; it must be at least 1 pixel')
     if name in DATASETS:
         if image_size: raise InputError(f'image_size is for folders of images; those of {name} have one size already')
-        make, counts = DATASETS[name]
-        return make(name, root or os.environ.get('NCDO_DATA'), split_seed, counts)
+        source = DATASETS[name]
+        return source.make(name, root or os.environ.get('NCDO_DATA'), split_seed, source.counts)
     path = Path(name)
     if path.is_dir(): return _folder(path, split_seed, image_size)
     if not path.exists(): raise InputError(f'{path} does not exist; give the path of a folder of images or an .npz')

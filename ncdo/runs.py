@@ -13,7 +13,7 @@ import dataclasses, functools, hashlib, importlib.metadata, io, json, math, plat
 import numpy as np, torch
 from pathlib import Path
 from . import gains
-from .data import DATASETS, load, locate
+from .data import DATASETS, load, locate, source_of
 from .gains import InputError, average_recall, balanced_coverage, confusion_matrix, group_mean, head_tail_groups, nanmin, recall, worst_recall
 from .losses import KINDS
 from .postshift import PostShiftClassifier
@@ -192,7 +192,7 @@ def make_record(
 def write_weights(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
     "Write the network, with all that is needed to use it, in one move"
     from safetensors.torch import save
-    seen, white = data.x[data.train].float(), 16 if data.name.startswith('digits') else 255
+    seen, white = data.x[data.train].float(), source_of(data.name).white
     tensors = {f'net.{k}': v for k, v in result.weights.items()}
     tensors |= {k: f(seen, (0, 2, 3)) * 255 / white for k, f in dict(mean=torch.mean, std=torch.std).items()}
     facts = dict(id=record['id'], model=record['spec']['model'], shape=list(data.x.shape[1:]), class_names=list(data.class_names))
@@ -343,7 +343,7 @@ def recipe_spec(
     chosen = dict(recipes[one_of(dataset, recipes, f"data set of preset '{preset}'")])
     coverage_step = chosen.pop('coverage_step_size')
     if 'fraction' in GOALS[one_of(objective, GOALS, 'objective')].asks: chosen['step_size'] = coverage_step
-    if dataset.startswith('digits'): chosen['split_seed'] = seed
+    if source_of(dataset).split_by_seed: chosen['split_seed'] = seed
     pace = {f.name: changes.pop(f.name) for f in dataclasses.fields(Recipe) if f.name in changes}
     recipe = dataclasses.replace(changes.pop('recipe', chosen.pop('recipe')), **pace)
     return Spec(**chosen | dict(dataset=dataset, objective=objective, loss=loss, seed=seed, recipe=recipe) | changes)

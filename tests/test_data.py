@@ -21,7 +21,7 @@ def test_parts_are_disjoint_without_repeats(name, seed):
     parts = [getattr(d, p) for p in ('train', 'validation', 'test')]
     together = torch.cat(parts)
     assert len(together.unique()) == len(together)
-    assert [torch.bincount(d.y[p]).tolist() for p in parts] == [DATASETS[name][1], [48] * 10, [50] * 10]
+    assert [torch.bincount(d.y[p]).tolist() for p in parts] == [DATASETS[name].counts, [48] * 10, [50] * 10]
 
 
 def test_hash_follows_content():

@@ -66,8 +66,7 @@ class Refuse:
         if name.split('.')[0] in {refused}: raise ImportError(name)
 sys.meta_path.insert(0, Refuse())
 '''
-CORE = {'torch', 'numpy', 'sklearn', 'scipy', 'joblib', 'threadpoolctl'} # scikit-learn brings the last three
-OTHERS = {'pandas', 'matplotlib', 'seaborn', 'torchvision', 'PIL', 'safetensors', 'filelock', 'rich', 'tqdm', 'yaml', 'jinja2', 'papermill', 'nbformat', 'fastcore', 'nbdev'}
+OTHERS = {'pandas', 'matplotlib', 'seaborn', 'torchvision', 'PIL', 'safetensors', 'filelock', 'rich', 'tqdm', 'yaml', 'jinja2', 'papermill', 'nbformat', 'nbdev'}
 
 
 @pytest.mark.parametrize('module', ['gains', 'losses', 'reductions', 'postshift', 'distillation', 'adapters'])

@@ -73,7 +73,7 @@ def test_seeds_of_each_data_set():
 
 @pytest.mark.parametrize('preset,dataset', [(p, d) for p in ('paper', 'paper-64px') for d in PRESETS[p]])
 def test_presets_count_their_epochs_on_the_sample_they_train_on(preset, dataset):
-    make, counts = DATASETS[dataset]
+    counts = DATASETS[dataset].counts
     spec = recipe_spec(preset, dataset)
     assert spec.recipe.steps == (200 if dataset.startswith('tiny') else 256) * sum(counts) // spec.recipe.batch_size
 

@@ -1,5 +1,5 @@
 "TinyImageNet-LT: the real images if they are there, and small folders laid out like theirs"
-import hashlib, os, shutil, numpy as np, pytest, torch
+import dataclasses, hashlib, os, shutil, numpy as np, pytest, torch
 from PIL import Image
 from ncdo import data as module
 from ncdo.data import DATASETS, TINY_IMAGENET_COUNTS, load
@@ -34,7 +34,7 @@ def tiny_imagenet(root, per_class=6, images='images', held=50, words=None):
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     "A small folder, under the real name"
-    monkeypatch.setitem(DATASETS, NAME, (DATASETS[NAME][0], COUNTS))
+    monkeypatch.setitem(DATASETS, NAME, dataclasses.replace(DATASETS[NAME], counts=COUNTS))
     return tiny_imagenet(tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_one_line(small, case):
 
 
 def test_fewer_classes(small, monkeypatch):
-    monkeypatch.setitem(DATASETS, NAME, (DATASETS[NAME][0], TINY_IMAGENET_COUNTS))
+    monkeypatch.setitem(DATASETS, NAME, dataclasses.replace(DATASETS[NAME], counts=TINY_IMAGENET_COUNTS))
     with pytest.raises(InputError, match='train has 3 class folders; it must have 200'): load(NAME, small)
 
 
