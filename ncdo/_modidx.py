@@ -299,6 +299,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'ncdo.networks.Stem.forward': ('networks.html#stem.forward', 'ncdo/networks.py'),
                                'ncdo.networks.Stem.infer': ('networks.html#stem.infer', 'ncdo/networks.py'),
                                'ncdo.networks._alone': ('networks.html#_alone', 'ncdo/networks.py'),
+                               'ncdo.networks._entry': ('networks.html#_entry', 'ncdo/networks.py'),
                                'ncdo.networks._factory': ('networks.html#_factory', 'ncdo/networks.py'),
                                'ncdo.networks._network': ('networks.html#_network', 'ncdo/networks.py'),
                                'ncdo.networks._told': ('networks.html#_told', 'ncdo/networks.py'),
