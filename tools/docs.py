@@ -88,7 +88,7 @@ def title(path): return re.search(r'"# (.+?)(\\n)?"', path.read_text(encoding='u
 def prose(text):
     "A docstring or comment as Markdown: what is not code is meant as it stands"
     parts = re.split(r'(`[^`]*`)', text)
-    return ''.join(p if p.startswith('`') else re.sub(r'([$|*])', r'\\\1', html.escape(p, quote=False)) for p in parts)
+    return ''.join(p if p.startswith('`') else re.sub(r'([$|*{])', r'\\\1', html.escape(p, quote=False)) for p in parts)
 
 def parameters(x): # -> {name: (Parameter, text)}, what it returns
     "Texts from the comments behind parameters, a docstring's section, a field's or an option's own text"
@@ -97,7 +97,10 @@ def parameters(x): # -> {name: (Parameter, text)}, what it returns
     fields = {f.name: f.metadata.get('text') for f in dataclasses.fields(x)} if dataclasses.is_dataclass(x) else {}
     option = lambda p: next((o.help for o in getattr(p.annotation, '__metadata__', ()) if hasattr(o, 'help')), None)
     text = lambda p: fields.get(p.name) or option(p) or texts.get(p.name, {}).get('docment') or ''
-    return {n: (p, text(p)) for n, p in given.items() if n != 'self'}, texts.get('return', {}).get('docment')
+    rows = {n: text(p) for n, p in given.items() if n != 'self'}
+    parts = ''.join(rows.values()).split('; ')
+    if len(parts) == len(rows) and len([t for t in rows.values() if t]) == 1: rows = dict(zip(rows, parts))  # One comment for all, at the end of their line
+    return {n: (given[n], t) for n, t in rows.items()}, texts.get('return', {}).get('docment')
 
 def signature(name, given):
     plain = [p.replace(annotation=p.empty) for p, _ in given.values()]
@@ -107,9 +110,9 @@ def signature(name, given):
 def described(x, name, level, comment=''):
     "Heading, signature, docstring and parameters of a function, class or value"
     head, short = f"{'#' * level} {name}", name.rpartition('.')[2]
-    if isinstance(x, property): return f"{head}\n\nProperty. {prose(x.__doc__ or '')}"
+    if isinstance(x, property): return f"{head}\n\nProperty. {prose(x.__doc__ or parameters(x.fget)[1] or '')}"
     if not inspect.isroutine(x) and not isinstance(x, type):
-        value = re.sub(r' at 0x\w+', '', textwrap.shorten(repr(x), 300))
+        value = type(x).__name__ if '<' in repr(x) else textwrap.shorten(repr(x), 300)
         return f'{head}\n\n{prose(comment)}\n\n' + fence(f'{short} = {value}', 'python')
     given, returns = parameters(x)
     text, *sections = re.split(r'(?m)^([A-Z]\w+)\n-{3,}\n', inspect.getdoc(x) or '')
@@ -181,7 +184,7 @@ def on_files(files, config):
 
     nav = {g: [{f"{p.name.partition('_')[0]} {title(p)}": n[:-5] + 'md'} for n, p in chapters().items() if group(p) == g] for g in GROUPS}
     nav['Studies'] += [{p: [f'paper_figures/{p}/index.md', *(n[:-5] + 'md' for n in executed() if f'/{p}/' in n)]} for p in presets()]
-    nav['API'] = ['api/index.md', *(f'api/{m}.md' for m in modules)]
+    nav['API'] = [{'Overview': 'api/index.md'}, *(f'api/{m}.md' for m in modules)]
     config.nav = [{'Start': 'index.md'}, *({g: pages} for g, pages in nav.items() if pages)]
     return files
 
@@ -189,11 +192,15 @@ def formula(latex, display, where):
     try: return converter.convert_with_local_state(html.unescape(latex), displaystyle=display)
     except math_core.LatexError as e: raise PluginError(f'{where}: no formula: {latex}\n{e}') from None
 
+def headings(entries):
+    for e in entries: yield from [e, *headings(e.children)]
+
 def on_page_content(text, page, config, files):
     "Formulas become MathML; names in code lead to the API"
     where = page.file.src_uri
     inline = lambda s: re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda m: formula(m[1], False, where), s, flags=re.S)
     text = re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda m: formula(m[1], True, where), inline(text), flags=re.S)
+    for entry in headings(page.toc): entry.title = re.sub(r'\\\((.*?)\\\)', lambda m: formula(m[1], False, where), entry.title)
     known = {n: m for n, m in public_names().items() if re.search('[A-Z_]', n)}
     def name(m):
         if m[1] not in known: return m[0]
