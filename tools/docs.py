@@ -3,18 +3,24 @@ import dataclasses, html, importlib, inspect, posixpath, re, textwrap
 from base64 import b64decode
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote
 import math_core
 from fastcore.docments import docments
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
+from markdown_it import MarkdownIt
+from mdit_py_plugins.dollarmath import dollarmath_plugin
 from mkdocs.utils import get_relative_url
 from nbdev.process import NBProcessor
 from nbdev.processors import clean_magics, filter_stream_, hide_, hide_line, rm_header_dash, strip_ansi
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parent.parent
 FONT = Path(find_spec('ziamath').origin).parent / 'fonts/STIXTwoMath-Regular.ttf' # The package is there for its font alone
 GROUPS = ['Course', 'Appendices', 'Reference', 'Results', 'Studies']
-converter = math_core.LatexToMathML()
 
 
 # Which notebook is which page
@@ -53,9 +59,9 @@ def shown(output, name, images):
         file = f'{name}_{len(images)}.png'
         images[file] = b64decode(data['image/png'])
         width = output.get('metadata', {}).get('image/png', {}).get('width')
-        return f'![]({posixpath.basename(file)})' + (f'{{ width="{width}" }}' if width else '')
+        return f'<img src="{posixpath.basename(file)}" alt=""' + (f' width="{width}">' if width else '>')
     if 'text/markdown' in data: return data['text/markdown']
-    if 'text/html' in data: return data['text/html']
+    if 'text/html' in data: return re.sub(r'\n\s*\n', '\n', data['text/html'])  # At an empty line Markdown would begin again
     return fence(data['text/plain'], 'text') if 'text/plain' in data else ''
 
 def page(path, name):
@@ -64,11 +70,11 @@ def page(path, name):
     reader.process()
     parts, images = [], {}
     for cell in reader.nb.cells:
-        if cell.cell_type == 'markdown': parts.append(re.sub(r'<details( open)?>', r'<details markdown\1>', cell.source))
+        if cell.cell_type == 'markdown': parts.append(cell.source)
         if cell.cell_type != 'code': continue
         if cell.source.strip() and cell.directives_.get('echo') != 'false': parts.append(fence(cell.source, 'python'))
         for text in [shown(o, name, images) for o in cell.get('outputs', [])]:
-            if text: parts.append(f'<div class="output" markdown="block">\n\n{text}\n\n</div>')
+            if text: parts.append(f'<div class="output">\n\n{text}\n\n</div>')
     if module := module_of(path): parts.insert(1, f'Module [`ncdo.{module}`](../api/{module}.md)')
     return '\n\n'.join(parts), images
 
@@ -83,12 +89,51 @@ def folder_page(preset):
 def title(path): return re.search(r'"# (.+?)(\\n)?"', path.read_text(encoding='utf-8'))[1]
 
 
+# Markdown as notebooks and GitHub read it; mkdocs gets headings as Markdown, for its contents, and HTML for all else
+
+formulas = math_core.LatexToMathML()
+
+def coloured(code, language):
+    try: lexer = get_lexer_by_name(language or 'text')
+    except ClassNotFound: lexer = get_lexer_by_name('text')
+    return highlight(code, lexer, HtmlFormatter(cssclass='highlight', wrapcode=True))
+
+def formula(tokens, i, *_):
+    return formulas.convert_with_local_state(tokens[i].content, displaystyle=tokens[i].type != 'math_inline')
+
+markdown = MarkdownIt('commonmark').enable('table').use(dollarmath_plugin, double_inline=True, allow_labels=False)
+markdown.renderer.rules |= {k: formula for k in ('math_inline', 'math_inline_double', 'math_block')}
+markdown.renderer.rules['fence'] = lambda tokens, i, *_: coloured(tokens[i].content, tokens[i].info.split(' ')[0])
+
+def with_summary(tokens, i, *_): # What folds an answer away may hold code and formulas
+    return re.sub(r'<summary>(.*?)</summary>', lambda m: f'<summary>{markdown.renderInline(m[1])}</summary>', tokens[i].content, flags=re.S)
+
+markdown.renderer.rules['html_block'] = with_summary
+
+def rendered(text, change): # `change` is applied to the HTML
+    parts, run, folded = [], [], 0
+    def flush():
+        if run: parts.append('<div>\n' + change(markdown.renderer.render(run, markdown.options, {})) + '\n</div>')
+        run.clear()
+    tokens = iter(markdown.parse(text))
+    for t in tokens:
+        if t.type == 'html_block': folded += t.content.count('<details') - t.content.count('</details')
+        if t.type == 'heading_open' and t.level == 0 and not folded:
+            flush()
+            inline = next(tokens)
+            parts.append(f"{t.markup} {markdown.renderer.render([inline], markdown.options, {}).replace(chr(10), ' ')}")
+            next(tokens)
+        else: run.append(t)
+    flush()
+    return '\n\n'.join(parts)
+
+
 # API pages
 
 def prose(text):
     "A docstring or comment as Markdown: what is not code is meant as it stands"
     parts = re.split(r'(`[^`]*`)', text)
-    return ''.join(p if p.startswith('`') else re.sub(r'([$|*{])', r'\\\1', html.escape(p, quote=False)) for p in parts)
+    return ''.join(p if p.startswith('`') else re.sub(r'([$|*_[])', r'\\\1', html.escape(p, quote=False)) for p in parts)
 
 def parameters(x): # -> {name: (Parameter, text)}, what it returns
     "Texts from the comments behind parameters, a docstring's section, a field's or an option's own text"
@@ -143,7 +188,7 @@ def api_page(modules):
 
 # mkdocs calls these
 
-LINK = re.compile(r'(\]\(|(?:href|src)=")([^)\s"#:]+)(?=[)\s"#])')
+LINK = re.compile(r'((?:href|src)=")([^"#:]+)(?=["#])')
 
 def on_files(files, config):
     "All pages, the figures in them and the files they link to"
@@ -166,19 +211,18 @@ def on_files(files, config):
         if target not in texts and (ROOT / target).is_file(): wanted.append(target)
         return target
 
-    def linked(text, uri):
+    def made(text, uri):
         folder = posixpath.dirname(uri)
-        def to(m):
-            new = posixpath.relpath(home(posixpath.normpath(posixpath.join(folder, m[2]))), folder or '.')
-            return m[1] + (new if m[1] == '](' else re.sub(r'\.md$', '.html', new))
-        return LINK.sub(to, text)
+        def to(m): return m[1] + re.sub(r'\.md$', '.html', posixpath.relpath(home(posixpath.normpath(posixpath.join(folder, unquote(m[2])))), folder or '.'))
+        try: return rendered(text, lambda page: LINK.sub(to, page))
+        except math_core.LatexError as e: raise PluginError(f'{uri}: {e}') from None
 
-    for uri in list(texts): texts[uri] = linked(texts[uri], uri)
+    for uri in list(texts): texts[uri] = made(texts[uri], uri)
     for uri in dict.fromkeys(wanted):
         if not uri.endswith('.md'): add(uri, abs_src_path=str(ROOT / uri))
         else:
             text = (ROOT / uri).read_text(encoding='utf-8')
-            texts[uri] = text if text.startswith('# ') else f"# {posixpath.dirname(uri)}: {Path(uri).stem}\n\n{text}"
+            texts[uri] = made(text if text.startswith('# ') else f"# {posixpath.dirname(uri)}: {Path(uri).stem}\n\n{text}", uri)
     for uri, text in texts.items(): add(uri, content=text)
     add('math.ttf', abs_src_path=str(FONT))
 
@@ -188,19 +232,8 @@ def on_files(files, config):
     config.nav = [{'Start': 'index.md'}, *({g: pages} for g, pages in nav.items() if pages)]
     return files
 
-def formula(latex, display, where):
-    try: return converter.convert_with_local_state(html.unescape(latex), displaystyle=display)
-    except math_core.LatexError as e: raise PluginError(f'{where}: no formula: {latex}\n{e}') from None
-
-def headings(entries):
-    for e in entries: yield from [e, *headings(e.children)]
-
 def on_page_content(text, page, config, files):
-    "Formulas become MathML; names in code lead to the API"
-    where = page.file.src_uri
-    inline = lambda s: re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda m: formula(m[1], False, where), s, flags=re.S)
-    text = re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda m: formula(m[1], True, where), inline(text), flags=re.S)
-    for entry in headings(page.toc): entry.title = re.sub(r'\\\((.*?)\\\)', lambda m: formula(m[1], False, where), entry.title)
+    "Public names in code lead to the API"
     known = {n: m for n, m in public_names().items() if re.search('[A-Z_]', n)}
     def name(m):
         if m[1] not in known: return m[0]
