@@ -44,33 +44,37 @@ class SaddlePoint:
         _number(floor, 'floor', lambda x: 0 < x < 1, 'lie between 0 and 1')
         _number(tolerance, 'tolerance', lambda x: 0 <= x < math.inf, 'be 0 or more')
         self.problem, self.step_size, self.floor, self.max_multiplier, self.tolerance = problem, step_size, floor, max_multiplier, tolerance
-        self.multipliers, self.history, self.best = problem.initial_multipliers(), [], None
+        self.multipliers, self.history, self.best, self._ranked = problem.initial_multipliers(), [], None, (None, None)
 
     @property
     def gain(self): return self.problem.gain(self.multipliers)
 
     def update(self, C): # (m, m) confusion of the current classifier on held-out data -> (m, m) gain
         "Move the multipliers, remember this classifier's objective and violations, return the next gain"
-        objective, violations = self.problem.evaluate(C)
+        self._move(*self.problem.evaluate(C))
+        return self.gain
+
+    def _move(self, objective, violations):
         known, first = ~violations.isnan(), not self.history
         if not known.all():
             names = ', '.join(self.problem.names[i] for i in (~known).nonzero().flatten())
             what = 'its multiplier starts without a boost' if first else 'its multiplier stays as it is'
-            warnings.warn(f'no examples of {names} in this confusion matrix; {what}', stacklevel=2)
+            warnings.warn(f'no examples of {names} in this confusion matrix; {what}', stacklevel=3)
         self.history.append(dict(multipliers=self.multipliers, objective=objective, violations=violations))
-        if self.best is None or self._rank(-1) > self._rank(self.best): self.best = len(self.history) - 1
+        if self.best != self._ranked[0]: self._ranked = self.best, self._rank(self.best)
+        rank = self._rank(-1)
+        if self.best is None or rank > self._ranked[1]: self.best, self._ranked = len(self.history) - 1, (len(self.history) - 1, rank)
         start = self.problem.neutral(self.multipliers, known) if first else self.multipliers
         self.multipliers = update_multipliers(start, violations, self.step_size, self.problem.domain, self.floor, self.max_multiplier)
-        return self.gain
 
     def _met(self, i): return self.problem.met(self.history[i]['violations'], self.tolerance)
 
     def _rank(self, i):
         "Feasible before what may be feasible, as far as can be seen, before infeasible; then by objective, or by violation"
-        row, met = self.history[i], self._met(i)
-        broken = ~met & ~row['violations'].isnan()
-        if broken.any(): return 0, -row['violations'].nan_to_num(-math.inf).max().item()
-        return 1 + met.all().item(), row['objective'].nan_to_num(-math.inf).item()
+        objective, violations = self.history[i]['objective'].item(), self.history[i]['violations']
+        met, known = self._met(i), ~violations.isnan()
+        if (known & ~met).any(): return 0, -violations.where(known, -math.inf).max().item()
+        return 1 + met.all().item(), -math.inf if math.isnan(objective) else objective
 
     @property
     def improved(self): return self.best is not None and self.best == len(self.history) - 1
@@ -92,7 +96,7 @@ def _load_state_dict(self, state):
     "Take up where `state_dict` left"
     state = _check_state(self.problem, state)
     columns = {k.split('.')[1]: v for k, v in state.items() if k.startswith('history.')}
-    self.multipliers, best = state['multipliers'].double(), int(state['best'])
+    self.multipliers, best, self._ranked = state['multipliers'].double(), int(state['best']), (None, None)
     self.best = None if best < 0 else best
     self.history = [dict(zip(columns, row)) for row in zip(*columns.values())]
 
