@@ -39,14 +39,13 @@ def move(self:Problem, multipliers, violations, step_size, floor=1e-6, max_multi
 def lambda_step(
     problem, # A `Problem`
     multipliers, # (k,)
-    C, # (m, m) confusion of the current classifier on held-out data
+    measured, # Objective and violations of the current classifier, from `Problem.evaluate` on held-out data
     step_size=.1, # omega
     first=False, # Is it the first one? Then constraints nobody can judge start neutral
-    check=True, # Look at the entries of C? (waits for a GPU)
     **limits # floor and max_multiplier, see `update_multipliers`
 ): # dict of multipliers, objective and violations; new multipliers (k,)
     "One step of Algorithm 1 or 2: what the classifier achieves, and what its shortcomings will cost from now on"
-    objective, violations = problem.evaluate(C) if check else problem._evaluate(C)
+    objective, violations = measured
     neutral = problem.neutral(multipliers, ~violations.isnan())
     start = neutral.where(torch.as_tensor(first, device=multipliers.device), multipliers)
     row = dict(multipliers=multipliers, objective=objective, violations=violations)
@@ -67,35 +66,40 @@ class SaddlePoint:
         _number(floor, 'floor', lambda x: 0 < x < 1, 'lie between 0 and 1')
         _number(tolerance, 'tolerance', lambda x: 0 <= x < math.inf, 'be 0 or more')
         self.problem, self.step_size, self.floor, self.max_multiplier, self.tolerance = problem, step_size, floor, max_multiplier, tolerance
-        self.multipliers, self.history, self.best = problem.initial_multipliers(), [], None
+        self.multipliers, self.history, self.best, self._best_rank = problem.initial_multipliers(), [], None, None
 
     @property
     def gain(self): return self.problem.gain(self.multipliers)
 
     def update(self, C): # (m, m) confusion of the current classifier on held-out data -> (m, m) gain
         "Move the multipliers, remember this classifier's objective and violations, return the next gain"
+        self._move(*self.problem.evaluate(C))
+        return self.gain
+
+    def _move(self, *measured): # Objective and violations of the current classifier
         first, limits = not self.history, dict(floor=self.floor, max_multiplier=self.max_multiplier)
-        row, self.multipliers = lambda_step(self.problem, self.multipliers, C, self.step_size, first, **limits)
+        row, self.multipliers = lambda_step(self.problem, self.multipliers, measured, self.step_size, first, **limits)
         if (unknown := row['violations'].isnan()).any():
             names = ', '.join(self.problem.names[i] for i in unknown.nonzero().flatten())
             what = 'its multiplier starts without a boost' if first else 'its multiplier stays as it is'
-            warnings.warn(f'no examples of {names} in this confusion matrix; {what}', stacklevel=2)
+            warnings.warn(f'no examples of {names} in this confusion matrix; {what}', stacklevel=3)
         self.history.append(row)
-        if self.best is None or self._rank(-1) > self._rank(self.best): self.best = len(self.history) - 1
-        return self.gain
+        rank = self._rank(-1)
+        if self.best is None or rank > self._best_rank: self.best, self._best_rank = len(self.history) - 1, rank
 
     def choose_best(self):
         "Look for the best classifier in a history that came as a whole"
         self.best = max(range(len(self.history)), key=self._rank, default=None)
+        self._best_rank = None if self.best is None else self._rank(self.best)
 
     def _met(self, i): return self.problem.met(self.history[i]['violations'], self.tolerance)
 
     def _rank(self, i):
         "Feasible before what may be feasible, as far as can be seen, before infeasible; then by objective, or by violation"
-        row, met = self.history[i], self._met(i)
-        broken = ~met & ~row['violations'].isnan()
-        if broken.any(): return 0, -row['violations'].nan_to_num(-math.inf).max().item()
-        return 1 + met.all().item(), row['objective'].nan_to_num(-math.inf).item()
+        objective, violations = self.history[i]['objective'].item(), self.history[i]['violations']
+        met, known = self._met(i), ~violations.isnan()
+        if (known & ~met).any(): return 0, -violations.where(known, -math.inf).max().item()
+        return 1 + met.all().item(), -math.inf if math.isnan(objective) else objective
 
     @property
     def improved(self): return self.best is not None and self.best == len(self.history) - 1
@@ -122,6 +126,7 @@ def load_state_dict(self:SaddlePoint, state):
     self.multipliers, best = state['multipliers'].double(), int(state['best'])
     self.best = None if best < 0 else best
     self.history = [dict(zip(columns, row)) for row in zip(*columns.values())]
+    self._best_rank = None if best < 0 else self._rank(best)
 
 def _facts(problem):
     "What a saved state says of its problem; names only if they are not the usual ones"
