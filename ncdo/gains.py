@@ -7,7 +7,7 @@ __all__ = ['InputError', 'confusion_matrix', 'accuracy', 'recall', 'precision', 
            'nanmin', 'worst_recall', 'geometric_mean', 'geometric_mean_gain', 'at_priors', 'check_priors',
            'class_priors', 'Problem', 'ClassProblem', 'head_tail_groups', 'group_mean', 'worst_case_recall',
            'recall_constraint', 'precision_constraint', 'coverage_constraint', 'balanced_coverage_constraint',
-           'accuracy_goal', 'average_recall_goal', 'bayes_rule', 'simplex_grid', 'draw_simplex']
+           'accuracy_goal', 'average_recall_goal', 'bayes_rule']
 
 # %% ../nbs/00_gains.ipynb #aaf24ef3
 import copy, math, numbers, torch
@@ -496,29 +496,3 @@ def bayes_rule(
     if not p.is_floating_point(): p = p.double()
     if gain.shape[-2:] != (p.shape[-1],) * 2: raise InputError(f'gain has shape {tuple(gain.shape)}; with {p.shape[-1]} classes it must be {(p.shape[-1],) * 2}')
     return (p @ gain.to(p)).argmax(-1)
-
-# %% ../nbs/00_gains.ipynb #d0dc21c7
-def simplex_grid(
-    resolution=60 # Points along an edge
-): # (n, 3) float64, all entries at least 1e-3
-    "Points that fill the triangle of probabilities of three classes"
-    i = torch.arange(resolution + 1, dtype=torch.float64)
-    p = torch.stack(torch.meshgrid(i, i, indexing='ij'), -1).reshape(-1, 2)
-    p = torch.cat([p, resolution - p.sum(-1, keepdim=True)], -1)
-    return (p[p.min(-1).values >= 0] / resolution * .997 + .001)
-
-def draw_simplex(
-    ax, # Matplotlib axes
-    p, # (n, 3) points, see `simplex_grid`
-    classes, # (n,) class of each point, drawn as a colour
-    title='' # Title of the axes
-):
-    "Colour the triangle of class probabilities by predicted class"
-    import matplotlib.tri, seaborn
-    corners = torch.tensor([[0, 0], [1, 0], [.5, .866]], dtype=torch.float64)
-    xy = p @ corners
-    colours = matplotlib.colors.ListedColormap(seaborn.color_palette('colorblind', 3))
-    ax.scatter(*xy.T, c=classes, cmap=colours, vmin=0, vmax=2, s=5, linewidths=0)
-    for i, (x, y) in enumerate(corners.tolist()): ax.annotate(str(i), (x, y), (9 if y else 0, -4 if y else -10), textcoords='offset points', ha='center')
-    ax.set(title=title, aspect='equal')
-    ax.axis('off')

@@ -7,7 +7,8 @@ from ncdo.runs import Spec
 from ncdo.schedule import run_stack, taught_by
 from ncdo.gains import (InputError, average_recall_goal, balanced_coverage_constraint, bayes_rule, coverage_constraint, precision_constraint,
     worst_case_recall)
-from ncdo.losses import hybrid_loss, risk_minimiser
+from ncdo.losses import hybrid_loss
+from ncdo.theory import risk_minimiser
 from ncdo.stacks import Stack, fit
 from ncdo.training import Member, Recipe
 

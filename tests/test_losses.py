@@ -5,8 +5,9 @@ from ncdo import bench
 from ncdo.distillation import DistilledLoss, distilled_loss
 from ncdo.gains import InputError, balanced_coverage_constraint, coverage_constraint, precision_constraint, worst_case_recall
 from ncdo._kernels import LARGE, low_rank, low_rank_weight
-from ncdo.losses import (CostSensitiveLoss, factor_gain, hybrid_loss, is_diagonal, logit_adjusted_loss, loss_tables, nonnegative_gain, reweighted_loss,
-    risk_minimiser, shift_tables, shifted_table_loss, softmax_shifted_loss, split_gain, table_loss)
+from ncdo.losses import (CostSensitiveLoss, factor_gain, hybrid_loss, is_diagonal, logit_adjusted_loss, loss_tables, nonnegative_gain,
+    reweighted_loss, shift_tables, shifted_table_loss, softmax_shifted_loss, split_gain, table_loss)
+from ncdo.theory import risk_minimiser
 
 M, PRIORS = 5, torch.tensor([.4, .25, .2, .1, .05])
 LAM = torch.tensor([.1, 0, .3, .2, .5])

@@ -10,7 +10,8 @@ from ncdo.data import toy_distribution
 from ncdo.gains import (InputError, Problem, accuracy_goal, average_recall_goal, balanced_coverage_constraint, bayes_rule, confusion_matrix,
     coverage_constraint, head_tail_groups, precision_constraint, recall_constraint, worst_case_recall)
 from ncdo.postshift import PostShiftClassifier, post_shift, sample_confusion, shifted_scores
-from ncdo.reductions import SaddlePoint, StochasticClassifier, expected_confusion, solve_linear_program
+from ncdo.reductions import SaddlePoint, StochasticClassifier
+from ncdo.theory import expected_confusion, solve_linear_program
 
 PROBLEMS = {'worst-case recall': worst_case_recall, 'recall': lambda p: recall_constraint(p, .6), 'precision': lambda p: precision_constraint(p, .6),
     'coverage': coverage_constraint, 'balanced coverage': balanced_coverage_constraint}

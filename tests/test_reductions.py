@@ -2,8 +2,8 @@
 import math, pytest, torch
 from ncdo.gains import (InputError, balanced_coverage_constraint, bayes_rule, confusion_matrix, coverage_constraint, head_tail_groups, precision_constraint,
     recall_constraint, worst_case_recall)
-from ncdo.reductions import (SaddlePoint, StochasticClassifier, compare_with_program, dual_value, expected_confusion, play, plot_history, solve_linear_program,
-    toy_probabilities, update_multipliers)
+from ncdo.reductions import SaddlePoint, StochasticClassifier, plot_history, update_multipliers
+from ncdo.theory import compare_with_program, dual_value, expected_confusion, play, solve_linear_program, toy_probabilities
 
 PROBLEMS = {'worst-case recall': worst_case_recall, 'recall': lambda p: recall_constraint(p, .5), 'precision': lambda p: precision_constraint(p, .5),
     'coverage': coverage_constraint, 'balanced coverage': balanced_coverage_constraint}
