@@ -407,6 +407,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'ncdo.tables': { 'ncdo.tables._against': ('tables.html#_against', 'ncdo/tables.py'),
                              'ncdo.tables._goal_recalls': ('tables.html#_goal_recalls', 'ncdo/tables.py'),
                              'ncdo.tables.beyond_error': ('tables.html#beyond_error', 'ncdo/tables.py'),
+                             'ncdo.tables.compare': ('tables.html#compare', 'ncdo/tables.py'),
                              'ncdo.tables.digits_of': ('tables.html#digits_of', 'ncdo/tables.py'),
                              'ncdo.tables.draw_curves': ('tables.html#draw_curves', 'ncdo/tables.py'),
                              'ncdo.tables.draw_table': ('tables.html#draw_table', 'ncdo/tables.py'),
