@@ -2,12 +2,15 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: figures test check export clean
+.PHONY: figures test docs check export clean
 figures: .venv/ready
 	$(BIN)/ncdo paper --preset quick --out paper_figures/quick
 
 test: .venv/ready
 	$(BIN)/python -m pytest
+
+docs: .venv/ready   ## the chapters, studies and every public name as pages: open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 check: .venv/ready  ## nothing generated is out of date, nothing breaks the style
 	$(BIN)/python tools/build.py check
@@ -22,4 +25,4 @@ export: .venv/ready ## after editing a notebook: run it, clean it, export ncdo/,
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build site *.egg-info
