@@ -449,6 +449,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'ncdo.schedule.jobs_for': ('schedule.html#jobs_for', 'ncdo/schedule.py'),
                                'ncdo.schedule.members_of': ('schedule.html#members_of', 'ncdo/schedule.py'),
                                'ncdo.schedule.most_together': ('schedule.html#most_together', 'ncdo/schedule.py'),
+                               'ncdo.schedule.one_pool': ('schedule.html#one_pool', 'ncdo/schedule.py'),
                                'ncdo.schedule.pack': ('schedule.html#pack', 'ncdo/schedule.py'),
                                'ncdo.schedule.pack_for_gpus': ('schedule.html#pack_for_gpus', 'ncdo/schedule.py'),
                                'ncdo.schedule.run_stack': ('schedule.html#run_stack', 'ncdo/schedule.py'),
