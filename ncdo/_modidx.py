@@ -181,6 +181,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                             'ncdo.gains.Problem.slack': ('gains.html#problem.slack', 'ncdo/gains.py'),
                             'ncdo.gains.Problem.to': ('gains.html#problem.to', 'ncdo/gains.py'),
                             'ncdo.gains.Problem.violations': ('gains.html#problem.violations', 'ncdo/gains.py'),
+                            'ncdo.gains._class_mix': ('gains.html#_class_mix', 'ncdo/gains.py'),
                             'ncdo.gains._fraction': ('gains.html#_fraction', 'ncdo/gains.py'),
                             'ncdo.gains._groups': ('gains.html#_groups', 'ncdo/gains.py'),
                             'ncdo.gains._highest': ('gains.html#_highest', 'ncdo/gains.py'),

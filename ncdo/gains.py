@@ -422,6 +422,10 @@ def _groups(groups, m):
 
 def _fraction(value, what): return float(_number(value, what, lambda x: 0 <= x <= 1, 'lie between 0 and 1'))
 
+def _class_mix(priors, target_priors):
+    "The class mix a goal is stated for"
+    return check_priors(priors) if target_priors is None else check_priors(target_priors, 'target_priors')
+
 # %% ../nbs/00_gains.ipynb #376903f6
 def worst_case_recall(
     priors, # (m,) training priors
@@ -429,7 +433,7 @@ def worst_case_recall(
     target_priors=None # (m,); recalls do not depend on it
 ):
     "Table 1, row 1: maximise the smallest recall of a class, or mean recall of a group (eq. 1)"
-    p = check_priors(priors if target_priors is None else target_priors)
+    p = _class_mix(priors, target_priors)
     groups, k, n, names = _groups(groups, len(p))
     return ClassProblem(priors, target_priors, diag=1 / (n * p), groups=groups, b=torch.zeros(k), domain='simplex', names=names)
 
@@ -439,7 +443,7 @@ def recall_constraint(
     target_priors=None # (m,) class mix at which accuracy is meant
 ):
     "Table 1, row 2: maximise accuracy while every class's recall is at least tau"
-    p = check_priors(priors if target_priors is None else target_priors)
+    p = _class_mix(priors, target_priors)
     return ClassProblem(priors, target_priors, objective=1., diag=1 / p, b=torch.full((len(p),), _fraction(tau, 'tau')))
 
 # %% ../nbs/00_gains.ipynb #69c601d9
@@ -457,7 +461,7 @@ def coverage_constraint(
     target_priors=None # (m,) class mix at which coverage is meant
 ):
     "Table 1, row 4: maximise the average recall while every class's coverage is at least `fraction` of its prior (eq. 2)"
-    p = check_priors(priors if target_priors is None else target_priors)
+    p = _class_mix(priors, target_priors)
     return ClassProblem(priors, target_priors, objective=1 / (len(p) * p), column=1., b=_fraction(fraction, 'fraction') * p)
 
 def balanced_coverage_constraint(
@@ -467,7 +471,7 @@ def balanced_coverage_constraint(
     target_priors=None # (m,); balanced coverage does not depend on it
 ):
     "Table 1, row 5: maximise the average recall while every class's balanced coverage is at least `fraction`/m"
-    p = check_priors(priors if target_priors is None else target_priors)
+    p = _class_mix(priors, target_priors)
     groups, k, n, names = _groups(groups, len(p))
     return ClassProblem(priors, target_priors, objective=1 / (len(p) * p), row=1 / (len(p) * p), column=1 / n, groups=groups,
         b=torch.full((k,), _fraction(fraction, 'fraction') / len(p)), names=names)
@@ -483,7 +487,7 @@ def accuracy_goal(
 
 def average_recall_goal(priors, target_priors=None): # (m,) training priors
     "Maximise the average recall, without constraints: G = diag(1 / (m priors))"
-    p = check_priors(priors if target_priors is None else target_priors)
+    p = _class_mix(priors, target_priors)
     return ClassProblem(priors, target_priors, objective=1 / (len(p) * p))
 
 # %% ../nbs/00_gains.ipynb #2a41ce78

@@ -74,6 +74,7 @@ class _Sample:
         self.scores, self._shifted = p.numpy(), shifted_scores(problem, p.numpy())
         self.seen = self.confusion.sum(1) > 0
         self.complete = self.seen.all().item()
+        self.known = ~self.values[1].isnan()
 
     @property
     def confusion(self): return sample_confusion(self.target, torch.from_numpy(self.scores.argmax(1)), self.weight, self.problem.m)
@@ -129,7 +130,8 @@ def _climb(game, sample, updates):
         game.step_size = step * _typical_margin(game.problem, sample)
         _play(game, sample, last - first)
         late = torch.stack([h['multipliers'] for h in game.history[(first + last) // 2 + 1:]] + [game.multipliers])
-        game.multipliers = late.log().mean(0).softmax(-1) if simplex else late.mean(0)
+        mean = late.log().mean(0).softmax(-1) if simplex else late.mean(0)
+        game.multipliers = game.problem.neutral(mean, sample.known)
         sample.shift(game.multipliers)
 
 # %% ../nbs/05_postshift.ipynb #54a7c0b2
