@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest, yaml
 from ncdo.studies import notebook_parameters, settled, studies
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def settings():
