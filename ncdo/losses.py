@@ -9,6 +9,7 @@ __all__ = ['HALF', 'KINDS', 'table_loss', 'check_target', 'score_rows', 'as_gain
 
 # %% ../nbs/01_losses.ipynb #5cea1380
 import dataclasses, math, torch, warnings
+from fastcore.basics import patch
 from torch import nn
 from ._kernels import LARGE, Fast, cross_entropy, low_rank_weight
 from .gains import InputError, _values, check_priors
@@ -19,6 +20,13 @@ HALF = torch.float16, torch.bfloat16
 def _full(x):
     "Half-precision scores as float32, others as they are"
     return x.float() if x.dtype in HALF else x
+
+def _soft_table_loss(logp, target, weight):
+    "(..., n) losses of label distributions (..., n, m), given log-softmax of the same shape"
+    target = target.to(logp)
+    with torch.autocast(logp.device.type, enabled=False):
+        outer = target if weight is None else target @ weight
+    return -(outer * logp).sum(-1)
 
 def table_loss(
     logits, # (..., n, m) scores
@@ -31,49 +39,71 @@ def table_loss(
     m, scores = logits.shape[-1], _full(logits)
     logp = (scores - log_diag.to(scores).unsqueeze(-2)).log_softmax(-1)
     if weight is not None: weight = weight.to(logp)
-    if target.ndim == logits.ndim:
-        target = target.to(logp)
-        with torch.autocast(logits.device.type, enabled=False): outer = target if weight is None else target @ weight
-        return -(outer * logp).sum(-1)
+    if target.ndim == logits.ndim: return _soft_table_loss(logp, target, weight)
     counted = target != ignore_index
     index = target.where(counted, 0).long().unsqueeze(-1)
-    if weight is None: per_example = -logp.gather(-1, index).squeeze(-1)
-    else: per_example = -(weight.gather(-2, index.expand(*index.shape[:-1], m)) * logp).sum(-1)
-    return per_example.where(counted, 0)
+    if weight is None: each = -logp.gather(-1, index).squeeze(-1)
+    else: each = -(weight.gather(-2, index.expand(*index.shape[:-1], m)) * logp).sum(-1)
+    return each.where(counted, 0)
 
 # %% ../nbs/01_losses.ipynb #b5c84727
 def _reduce(per_example, target, logits, ignore_index, reduction):
     "Mean over the examples that count (0 if there are none), sum, or none, in the dtype of the scores"
-    if reduction == 'mean' and target.ndim == logits.ndim: out = per_example.sum() / max(per_example.numel(), 1)
+    if reduction == 'mean' and target.ndim == logits.ndim:
+        out = per_example.sum() / max(per_example.numel(), 1)
     elif reduction == 'mean': out = per_example.sum() / (target != ignore_index).sum().clamp(min=1)
     elif reduction == 'sum': out = per_example.sum()
     elif reduction == 'none': out = per_example
     else: raise InputError(f"unknown reduction '{reduction}'; use 'mean', 'sum' or 'none'")
-    return out if out.dtype == logits.dtype or torch.is_autocast_enabled(logits.device.type) else out.to(logits.dtype)
+    same = out.dtype == logits.dtype or torch.is_autocast_enabled(logits.device.type)
+    return out if same else out.to(logits.dtype)
 
 # %% ../nbs/01_losses.ipynb #3d306077
+def _check_distributions(logits, target):
+    "Raise an `InputError` naming the first row that is no distribution"
+    if target.shape != logits.shape:
+        raise InputError(f'target has shape {tuple(target.shape)}, logits {tuple(logits.shape)}')
+    if not target.numel(): return
+    totals = _full(target).sum(-1)
+    if target.amin() >= 0 and (totals - 1).abs().amax() <= 1e-2: return
+    bad = ~((target.amin(-1) >= 0) & ((totals - 1).abs() <= 1e-2))
+    raise InputError(f'target row {int(bad.nonzero()[0, -1])} sums to {target[bad][0].sum():.4g}; '
+        'label distributions are non-negative and sum to 1')
+
 def check_target(
     logits, # (..., n, m) scores
     target, # (..., n) class indices, or (..., n, m) label distributions
     ignore_index=-100 # A class index that may occur
 ):
     "Raise an `InputError` naming class indices out of range, or rows that are not distributions"
-    m = logits.shape[-1]
-    if logits.ndim < 2: raise InputError(f'logits have shape {tuple(logits.shape)}; give (n, m), one row an example')
-    if target.ndim == logits.ndim:
-        if target.shape != logits.shape: raise InputError(f'target has shape {tuple(target.shape)}, logits {tuple(logits.shape)}')
-        if not target.numel(): return
-        totals = _full(target).sum(-1)
-        if target.amin() >= 0 and (totals - 1).abs().amax() <= 1e-2: return
-        bad = ~((target.amin(-1) >= 0) & ((totals - 1).abs() <= 1e-2))
-        raise InputError(f'target row {int(bad.nonzero()[0, -1])} sums to {target[bad][0].sum():.4g}; label distributions are non-negative and sum to 1')
-    elif target.shape != logits.shape[:-1]: raise InputError(f'target has shape {tuple(target.shape)}; logits {tuple(logits.shape)} need one class index a row')
-    elif target.is_floating_point() or target.dtype == torch.bool:
-        raise InputError(f'target holds {target.dtype} values; give integer class indices, or an (n, m) array of label distributions')
-    elif (bad := (target != ignore_index) & ((target < 0) | (target >= m))).any():
-        raise InputError(f'target holds {sorted(set(target[bad].tolist()))[:5]}, outside the classes 0..{m - 1} (ignore_index is {ignore_index})')
+    m, given = logits.shape[-1], tuple(logits.shape)
+    if logits.ndim < 2: raise InputError(f'logits have shape {given}; give (n, m), one row an example')
+    if target.ndim == logits.ndim: return _check_distributions(logits, target)
+    if target.shape != logits.shape[:-1]:
+        raise InputError(f'target has shape {tuple(target.shape)}; logits {given} need one class index a row')
+    if target.is_floating_point() or target.dtype == torch.bool:
+        raise InputError(f'target holds {target.dtype} values; give integer class indices, '
+            'or an (n, m) array of label distributions')
+    if (bad := (target != ignore_index) & ((target < 0) | (target >= m))).any():
+        raise InputError(f'target holds {sorted(set(target[bad].tolist()))[:5]}, outside the classes '
+            f'0..{m - 1} (ignore_index is {ignore_index})')
 
 # %% ../nbs/01_losses.ipynb #cc242ab6
+def _class_axis(shape, given, m):
+    "The axis of scores of this shape that is the classes', and the shape without it"
+    if m not in shape[-1:] + shape[1:2]:
+        raise InputError(f'logits have shape {shape}; they need {m} classes, on the last axis or on axis 1')
+    axes = {min(1, len(shape) - 1), len(shape) - 1}
+    without = {axis: shape[:axis] + shape[axis + 1:] for axis in axes if shape[axis] == m}
+    fits = [axis for axis, rest in without.items() if given in (shape, rest)]
+    if not fits:
+        raise InputError(f'target has shape {given}; logits {shape} need one class index a row, '
+            'or a label distribution of their own shape')
+    if len(fits) > 1:
+        raise InputError(f'logits {shape} may have their {m} classes on axis 1 or on the last; give rows, '
+            'logits.movedim(1, -1).flatten(0, -2) or logits.flatten(0, -2), and labels to match')
+    return fits[0], without[fits[0]]
+
 def score_rows(
     logits, # (n, m) scores; (..., m), classes last; (n, m, d1, ...), as PyTorch has them; or (m,), one example
     target, # Class indices of that shape without the class axis, or label distributions of that shape
@@ -82,40 +112,42 @@ def score_rows(
     "Scores of any layout as rows, one for each label; the class axis is the one that fits"
     shape, given, m = tuple(logits.shape), tuple(target.shape), num_classes
     if len(shape) == 2 and shape[1] == m and given in (shape, shape[:1]): return logits, target, shape[:1]
-    if m not in shape[-1:] + shape[1:2]: raise InputError(f'logits have shape {shape}; they need {m} classes, on the last axis or on axis 1')
-    axes = {min(1, len(shape) - 1), len(shape) - 1}
-    without = {axis: shape[:axis] + shape[axis + 1:] for axis in axes if shape[axis] == m}
-    fits = [axis for axis, rest in without.items() if given in (shape, rest)]
-    if not fits: raise InputError(f'target has shape {given}; logits {shape} need one class index a row, or a label distribution of their own shape')
-    if len(fits) > 1:
-        raise InputError(f'logits {shape} may have their {m} classes on axis 1 or on the last; give rows, logits.movedim(1, -1).flatten(0, -2) or logits.flatten(0, -2), and labels to match')
-    axis, soft = fits[0], len(given) == len(shape)
+    axis, rest = _class_axis(shape, given, m)
+    soft = len(given) == len(shape)
     labels = target.movedim(axis, -1).reshape(-1, m) if soft else target.reshape(-1)
-    return logits.movedim(axis, -1).reshape(-1, m), labels, without[axis]
+    return logits.movedim(axis, -1).reshape(-1, m), labels, rest
 
 # %% ../nbs/01_losses.ipynb #17d5123a
 def _evaluate(loss, logits, target, num_classes, ignore_index=-100, reduction='mean'):
-    "`loss`, a function of (n, m) scores and their labels, on scores of any layout; labels checked, losses reduced"
+    "`loss`, a function of (n, m) scores and labels, on scores of any layout; labels checked, losses reduced"
     scores, labels, shape = score_rows(logits, target, num_classes)
     check_target(scores, labels, ignore_index)
     out = _reduce(loss(scores, labels), labels, scores, ignore_index, reduction)
     return out.reshape(shape) if reduction == 'none' else out
 
 # %% ../nbs/01_losses.ipynb #021e2ece
+def _check_frame(frame):
+    "Raise an `InputError` if the rows and columns of a data frame are not the classes in order"
+    rows, columns = list(frame.index), list(frame.columns)
+    whole = all(isinstance(x, int) for x in rows)
+    if rows != columns or whole and rows != list(range(len(rows))):
+        raise InputError(f'gain has the rows {rows[:5]} and the columns {columns[:5]}; '
+            'both must be the classes 0..m-1 (or their names) in order')
+
 def as_gain(
     gain, # (m, m) tensor, array, nested lists or data frame; rows true, columns predicted
     device=None # Where to
 ): # (m, m) floating-point tensor
     "A gain as a tensor, or an error that says what is wrong with it"
-    if hasattr(gain, 'gain'): raise InputError(f'gain is a {type(gain).__name__}; give its matrix, as in SaddlePoint(problem).gain')
-    if hasattr(gain, 'columns'):
-        rows, columns = list(gain.index), list(gain.columns)
-        whole = all(isinstance(x, int) for x in rows)
-        if rows != columns or whole and rows != list(range(len(rows))):
-            raise InputError(f'gain has the rows {rows[:5]} and the columns {columns[:5]}; both must be the classes 0..m-1 (or their names) in order')
+    kind = type(gain).__name__
+    if hasattr(gain, 'gain'):
+        raise InputError(f'gain is a {kind}; give its matrix, as in SaddlePoint(problem).gain')
+    if hasattr(gain, 'columns'): _check_frame(gain)
     try: gain = torch.as_tensor(_values(gain), device=device)
-    except (TypeError, ValueError, RuntimeError): raise InputError(f'gain is a {type(gain).__name__} that is no table of numbers; give an (m, m) array') from None
-    if gain.ndim != 2 or gain.shape[0] != gain.shape[1]: raise InputError(f'gain has shape {tuple(gain.shape)}; it must be square')
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f'gain is a {kind} that is no table of numbers; give an (m, m) array') from None
+    if gain.ndim != 2 or gain.shape[0] != gain.shape[1]:
+        raise InputError(f'gain has shape {tuple(gain.shape)}; it must be square')
     if not gain.isfinite().all(): raise InputError('gain holds values that are not finite')
     return gain if gain.is_floating_point() else gain.double()
 
@@ -141,8 +173,9 @@ def _positive_diagonal(gain, check=True):
     "log of the gain's diagonal, or an error naming the class"
     diag = gain.diagonal(dim1=-2, dim2=-1)
     if check and not (diag > 0).all():
-        where = (~(diag > 0)).nonzero()[0].tolist()
-        raise InputError(f'gain of class {where[-1]} on the diagonal is {diag[tuple(where)].item():g}; logit adjustment needs it positive')
+        at = (~(diag > 0)).nonzero()[0].tolist()
+        raise InputError(f'gain of class {at[-1]} on the diagonal is {diag[tuple(at)].item():g}; '
+            'logit adjustment needs it positive')
     return diag.log()
 
 def logit_adjusted_loss(
@@ -154,15 +187,19 @@ def logit_adjusted_loss(
 ): # scalar, or (n,) with reduction='none'
     "Cross-entropy of scores less log diag(G) (eq. 7); calibrated for a diagonal gain (Prop. 3)"
     log_diag = _positive_diagonal(as_gain(gain, logits.device))
-    return _evaluate(lambda s, y: table_loss(s, y, log_diag, None, ignore_index), logits, target, len(log_diag), ignore_index, reduction)
+    each = lambda s, y: table_loss(s, y, log_diag, None, ignore_index)
+    return _evaluate(each, logits, target, len(log_diag), ignore_index, reduction)
 
 # %% ../nbs/01_losses.ipynb #9c7e4018
 def _per_class(x, gain, what):
     "One number for each class, in the dtype and on the device of a gain, or an error"
     if hasattr(x, 'to_numpy') and list(x.index) != list(range(len(x))):
-        raise InputError(f'{what} has the index {list(x.index)[:5]}; classes are 0..m-1 in order, so give an array in that order')
+        raise InputError(f'{what} has the index {list(x.index)[:5]}; classes are 0..m-1 in order, '
+            'so give an array in that order')
     x = torch.as_tensor(_values(x), dtype=gain.dtype, device=gain.device)
-    if x.shape[-1:] != gain.shape[-1:]: raise InputError(f'{what} has shape {tuple(x.shape)}; give one number for each of the {gain.shape[-1]} classes of the gain')
+    if x.shape[-1:] != gain.shape[-1:]:
+        raise InputError(f'{what} has shape {tuple(x.shape)}; give one number for each of the '
+            f'{gain.shape[-1]} classes of the gain')
     return x
 
 def factor_gain(
@@ -172,7 +209,8 @@ def factor_gain(
 ): # log D (..., m) and M (..., m, m)
     "Split a gain, its rows raised to be non-negative, into log D and M with G = M D"
     gain = nonnegative_gain(gain)
-    log_diag = _positive_diagonal(gain if diag is None else torch.diag_embed(_per_class(diag, gain, 'diag')), check)
+    own = gain if diag is None else torch.diag_embed(_per_class(diag, gain, 'diag'))
+    log_diag = _positive_diagonal(own, check)
     return log_diag, gain * (-log_diag).exp().unsqueeze(-2)
 
 # %% ../nbs/01_losses.ipynb #1a52d6e3
@@ -190,7 +228,8 @@ def hybrid_loss(
 ): # scalar, or (n,) with reduction='none'
     "Outer weights G / D on the log-softmax of scores less log D (eq. 9); calibrated for any positive D (Prop. 4)"
     tables = factor_gain(as_gain(gain, logits.device), diag)
-    return _evaluate(lambda s, y: table_loss(s, y, *tables, ignore_index), logits, target, len(tables[0]), ignore_index, reduction)
+    each = lambda s, y: table_loss(s, y, *tables, ignore_index)
+    return _evaluate(each, logits, target, len(tables[0]), ignore_index, reduction)
 
 # %% ../nbs/01_losses.ipynb #42f6e73a
 def split_gain(
@@ -204,10 +243,16 @@ def split_gain(
     if not check: return alpha, beta
     if not torch.allclose(gain, rebuilt, rtol=1e-5, atol=1e-6 * float(gain.abs().max())):
         raise InputError('gain is not a diagonal plus equal rows, as the softmax-shifted loss needs; use the hybrid loss')
-    if not (alpha > 0).all(): raise InputError(f'gain of class {int((~(alpha > 0)).nonzero()[0, -1])} earns no more when right than when wrong')
+    if not (alpha > 0).all():
+        raise InputError(f'gain of class {int((~(alpha > 0)).nonzero()[0, -1])} earns no more when right than when wrong')
     return alpha, beta
 
 # %% ../nbs/01_losses.ipynb #9ec479db
+def _outer_kappa(kappa, alpha, gain):
+    "kappa, a number or one for each class, in the shape of alpha"
+    if isinstance(kappa, (int, float)): return kappa * torch.ones_like(alpha)
+    return _per_class(kappa, gain, 'kappa').expand_as(alpha)
+
 def shift_tables(
     gain, # (..., m, m), a diagonal plus equal rows
     kappa=None, # (m,) outer weights: None for sms, 0 for sms*, others sms-dagger
@@ -219,13 +264,22 @@ def shift_tables(
     beta = beta - beta.amin(-1, keepdim=True).clamp(max=0)
     if kappa is None: kappa, shift = torch.zeros_like(alpha), -beta / alpha
     else:
-        kappa = (kappa * torch.ones_like(alpha) if isinstance(kappa, (int, float)) else _per_class(kappa, gain, 'kappa')).expand_as(alpha)
+        kappa = _outer_kappa(kappa, alpha, gain)
         rest = beta - alpha * kappa
         shift = (rest.amax(-1, keepdim=True) - rest) / alpha
-    C = 1 + (kappa - shift).sum(-1, keepdim=True) if constant is None else torch.full_like(alpha[..., :1], constant)
+    if constant is None: C = 1 + (kappa - shift).sum(-1, keepdim=True)
+    else: C = torch.full_like(alpha[..., :1], constant)
     return alpha.log(), kappa, shift, C.where(C > 0, 1)
 
 # %% ../nbs/01_losses.ipynb #df1ac90a
+def _log_inside(logu, shift, C, eps):
+    "log(C u + shift) with a straight line below eps where the shift is negative, and its argument"
+    inside = C * logu.exp() + shift
+    line = inside / eps - 1 + math.log(eps)
+    continued = torch.where(inside > eps, inside.clamp(min=eps).log(), line)
+    safe = torch.logaddexp(C.log() + logu, shift.clamp(min=0).log())
+    return torch.where(shift >= 0, safe, continued), inside
+
 def shifted_table_loss(
     logits, # (..., n, m) scores
     target, # (..., n) class indices, or (..., n, m) label distributions
@@ -237,16 +291,13 @@ def shifted_table_loss(
     "The family of softmax-shifted losses (eq. 10 and Appendix D), defined for all scores"
     scores = _full(logits)
     log_alpha, kappa, shift, C = [t.to(scores).unsqueeze(-2) for t in tables]
-    logu = (scores - log_alpha).log_softmax(-1)
-    inside = C * logu.exp() + shift
-    continued = torch.where(inside > eps, inside.clamp(min=eps).log(), inside / eps - 1 + math.log(eps))
-    log = torch.where(shift >= 0, torch.logaddexp(C.log() + logu, shift.clamp(min=0).log()), continued)
+    log, inside = _log_inside((scores - log_alpha).log_softmax(-1), shift, C, eps)
     if target.ndim == logits.ndim: soft, counted = target.to(scores), None
     else:
-        counted = target != ignore_index
-        soft = (target.where(counted, 0).unsqueeze(-1) == torch.arange(logits.shape[-1], device=logits.device)).to(scores)
-    per_example = -((soft + kappa) * log).sum(-1) + penalty * (-inside).clamp(min=0).sum(-1)
-    return per_example if counted is None else per_example.where(counted, 0)
+        counted, classes = target != ignore_index, torch.arange(logits.shape[-1], device=logits.device)
+        soft = (target.where(counted, 0).unsqueeze(-1) == classes).to(scores)
+    each = -((soft + kappa) * log).sum(-1) + penalty * (-inside).clamp(min=0).sum(-1)
+    return each if counted is None else each.where(counted, 0)
 
 # %% ../nbs/01_losses.ipynb #14e2aaa9
 def softmax_shifted_loss(
@@ -261,9 +312,21 @@ def softmax_shifted_loss(
 ): # scalar, or (n,) with reduction='none'
     "Softmax-shifted losses; with kappa None calibrated (Prop. 5), with other kappa where p + kappa >= shift"
     tables = shift_tables(as_gain(gain, logits.device), kappa, constant)
-    return _evaluate(lambda s, y: shifted_table_loss(s, y, tables, ignore_index, eps, penalty), logits, target, len(tables[0]), ignore_index, reduction)
+    loss = lambda s, y: shifted_table_loss(s, y, tables, ignore_index, eps, penalty)
+    return _evaluate(loss, logits, target, len(tables[0]), ignore_index, reduction)
 
 # %% ../nbs/01_losses.ipynb #ed31fcaa
+def _linear_kind(gain, kind, diag, check):
+    "The kind that 'auto' stands for, or an error if a kind does not fit the gain"
+    known = 'auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b'
+    if kind not in known: raise InputError(f"loss '{kind}' has no such tables; use one of {', '.join(known)}")
+    if kind == 'auto': kind = 'logit-adjusted' if check and diag is None and is_diagonal(gain) else 'hybrid-b'
+    if diag is not None and not kind.startswith('hybrid'):
+        raise InputError(f"diag is for the hybrid losses; '{kind}' has its own")
+    if kind == 'logit-adjusted' and check and not is_diagonal(gain):
+        raise InputError("kind 'logit-adjusted' ignores entries off the diagonal, and this gain has some; use 'hybrid-b'")
+    return kind
+
 def loss_tables(
     gain, # (m, m)
     kind, # 'auto', 're-weighted', 'logit-adjusted', 'hybrid-a' or 'hybrid-b'
@@ -273,13 +336,8 @@ def loss_tables(
     check=True # Look whether the gain fits the kind? Without, 'auto' is 'hybrid-b', and nothing waits for a GPU
 ): # log D (m,), and M (m, m) or None for the identity
     "What `table_loss` needs for a gain and a kind; outer weights have a mean row sum of 1"
-    known = 'auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b'
-    if kind not in known: raise InputError(f"loss '{kind}' has no such tables; use one of {', '.join(known)}")
-    if kind == 'auto': kind = 'logit-adjusted' if check and diag is None and is_diagonal(gain) else 'hybrid-b'
-    if diag is not None and not kind.startswith('hybrid'): raise InputError(f"diag is for the hybrid losses; '{kind}' has its own")
-    if kind == 'logit-adjusted':
-        if check and not is_diagonal(gain): raise InputError("kind 'logit-adjusted' ignores entries off the diagonal, and this gain has some; use 'hybrid-b'")
-        if strength == 1: return _positive_diagonal(gain, check), None
+    kind = _linear_kind(gain, kind, diag, check)
+    if kind == 'logit-adjusted' and strength == 1: return _positive_diagonal(gain, check), None
     if kind == 'hybrid-a' and diag is None:
         if priors is None: raise InputError("kind 'hybrid-a' needs priors=, the training class priors")
         diag = 1 / _per_class(check_priors(priors) if check else priors, gain, 'priors')
@@ -287,7 +345,8 @@ def loss_tables(
     log_diag, weight = factor_gain(gain, diag, check)
     if strength != 1: log_diag, weight = factor_gain(gain, (strength * log_diag).exp(), check)
     total = weight.sum(-1).mean()
-    if check and not total > 0: raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; nothing can be learnt from it')
+    if check and not total > 0:
+        raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; nothing can be learnt from it')
     return log_diag, weight.div_(total)
 
 # %% ../nbs/01_losses.ipynb #0f5e700d
@@ -305,15 +364,74 @@ def _linear(kind):
         return (log_diag,) if weight is None else (log_diag, weight)
     return Kind(tables, table_loss, ('priors',) * (kind == 'hybrid-a'))
 
+def _shifted(logits, target, *tables, ignore_index=-100): return shifted_table_loss(logits, target, tables, ignore_index)
+
 KINDS = {kind: _linear(kind) for kind in ('auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b')}
-KINDS['softmax-shifted'] = Kind(lambda gain, check=True, **_: shift_tables(gain, check=check),
-    lambda logits, target, *tables, ignore_index=-100: shifted_table_loss(logits, target, tables, ignore_index))
-KINDS['cross-entropy'] = Kind(lambda gain, **_: (torch.zeros_like(gain[0]),), table_loss) # Plain training: the gain counts for nothing
+KINDS['softmax-shifted'] = Kind(lambda gain, check=True, **_: shift_tables(gain, check=check), _shifted)
+# Plain training: the gain counts for nothing
+KINDS['cross-entropy'] = Kind(lambda gain, **_: (torch.zeros_like(gain[0]),), table_loss)
 
 def kind_of(name): # Of a loss
     "The entry of `KINDS`, or a one-line error that lists what is known"
-    if not isinstance(name, str) or name not in KINDS: raise InputError(f"unknown loss '{name}'; use one of {', '.join(KINDS)}")
-    return KINDS[name]
+    if isinstance(name, str) and name in KINDS: return KINDS[name]
+    raise InputError(f"unknown loss '{name}'; use one of {', '.join(KINDS)}")
+
+# %% ../nbs/01_losses.ipynb #e48471d7
+def _check_gain(gain, m=None):
+    "A gain as a float64 CPU tensor, or an error"
+    gain = as_gain(gain).detach().double().cpu()
+    if m and len(gain) != m: raise InputError(f'gain has shape {tuple(gain.shape)}; this loss was made for {m} classes')
+    return gain
+
+# %% ../nbs/01_losses.ipynb #bcd2cdf7
+class CostSensitiveLoss(nn.Module):
+    "A loss for a gain matrix that changes during training"
+    def __init__(self,
+        gain, # (m, m) gain matrix, rows true, columns predicted
+        kind='auto', # A name in `KINDS`
+        *, priors=None, # (m,) training priors; 'hybrid-a' needs them
+        diag=None, # (m,) a D of one's own, for the hybrids
+        strength=1., # Power to which D is raised: 1 is the paper's loss, 0 re-weighting
+        ignore_index=-100, # A class index that counts for nothing
+        reduction='mean', # 'mean' (over the examples that count), 'sum' or 'none'
+        check=True # Name bad labels in an error? (on a GPU, looking waits for it)
+    ):
+        super().__init__()
+        if 'teacher' in kind_of(kind).needs:
+            raise InputError(f"loss '{kind}' learns from a teacher's labels; use DistilledLoss")
+        if reduction not in ('mean', 'sum', 'none'):
+            raise InputError(f"unknown reduction '{reduction}'; use 'mean', 'sum' or 'none'")
+        self.kind, self.priors, self.diag, self.strength = kind, priors, diag, strength
+        self.ignore_index, self.reduction, self.check = ignore_index, reduction, check
+        self.register_buffer('gain', _check_gain(gain))
+        linear, ignores = self._kind.per_example is table_loss, 0 <= ignore_index < len(self.gain)
+        self._quick = reduction == 'mean' and linear and not ignores
+        self.set_gain(gain)
+
+    @property
+    def _kind(self): return kind_of(self.kind)
+    def extra_repr(self): return f"{len(self.gain)} classes, kind='{self.kind}'"
+
+# %% ../nbs/01_losses.ipynb #80303fc8
+@patch
+def set_gain(self:CostSensitiveLoss, gain): # (m, m)
+    "Use this gain from now on"
+    gain, m = _check_gain(gain, len(self.gain)), len(self.gain)
+    linear = self._kind.per_example is table_loss
+    self._exact = self._kind.tables(gain, priors=self.priors, diag=self.diag, strength=self.strength)
+    self._structure = None
+    if linear and len(self._exact) == 1: self._structure = torch.ones_like(gain[0]), None, None
+    elif linear and m >= 256: self._structure = low_rank_weight(gain, *self._exact)
+    self.gain = gain.to(self.gain.device)
+    self._use(self.gain.device, torch.float32)
+
+@patch
+def _use(self:CostSensitiveLoss, device, dtype):
+    "Tables as scores of this device and dtype need them"
+    convert = lambda tables: tables and tuple(None if t is None else t.to(device, dtype) for t in tables)
+    self._tables, self._dtype = convert(self._exact), dtype
+    self._fast = Fast(*self._tables, parts=convert(self._structure)) if self._quick else None
+    self.log_diag, self.weight = self._tables[0], self._fast and self._fast.weight
 
 # %% ../nbs/01_losses.ipynb #cb913ad9
 def _in_range(logits, target):
@@ -331,95 +449,63 @@ def _any_loss(loss, logits, target):
     rows, labels, shape = score_rows(logits, target, len(loss.gain))
     quick = loss._quick and not compiling and rows.dtype == dtype and (rows.is_cpu or rows.is_cuda)
     quick = quick and not torch.is_autocast_enabled(rows.device.type)
-    if quick and rows.is_cuda and loss.check and labels.dtype == torch.int64 and _in_range(rows, labels): return loss._fast.hard(rows, labels)
+    if quick and rows.is_cuda and loss.check and labels.dtype == torch.int64 and _in_range(rows, labels):
+        return loss._fast.hard(rows, labels)
     if loss.check and not compiling: check_target(rows, labels, loss.ignore_index)
-    if quick and labels.dtype == dtype and not labels.requires_grad and len(labels): return loss._fast.soft(rows, labels)
+    if quick and labels.dtype == dtype and not labels.requires_grad and len(labels):
+        return loss._fast.soft(rows, labels)
     each = loss._kind.per_example(rows, labels, *loss._tables, ignore_index=loss.ignore_index)
     out = _reduce(each, labels, rows, loss.ignore_index, loss.reduction)
     return out.reshape(shape) if loss.reduction == 'none' else out
 
-def _check_gain(gain, m=None):
-    "A gain as a float64 CPU tensor, or an error"
-    gain = as_gain(gain).detach().double().cpu()
-    if m and len(gain) != m: raise InputError(f'gain has shape {tuple(gain.shape)}; this loss was made for {m} classes')
-    return gain
+# %% ../nbs/01_losses.ipynb #31319cc5
+@patch
+def forward(self:CostSensitiveLoss,
+    logits, # (n, m) scores, or another layout of `score_rows`
+    target # Class indices or label distributions
+): # scalar, or a loss for each example with reduction='none'
+    "The loss for the gain at hand"
+    plain = (target.dtype is torch.int64 and logits.dtype is self._dtype and logits.is_cpu
+        and logits.shape[1:] == self.log_diag.shape)
+    if plain and self._quick and not torch.compiler.is_compiling():
+        try:
+            if self.weight is None and 0 < logits.numel() < LARGE:
+                return cross_entropy(logits - self.log_diag, target)
+            if not torch.is_autocast_enabled('cpu'): return self._fast.hard(logits, target)
+        except (IndexError, RuntimeError, ValueError): pass
+    return _any_loss(self, logits, target)
+
+# %% ../nbs/01_losses.ipynb #174c6572
+@patch
+def _apply(self:CostSensitiveLoss, fn, recurse=True):
+    "Follow the model to another device; the gain keeps its precision"
+    self.gain = self.gain.to(fn(torch.empty(0, device=self.gain.device)).device)
+    self._use(self.gain.device, torch.float32)
+    return self
 
 # %% ../nbs/01_losses.ipynb #37fb908f
 def _tell_missing(loss, state, strict):
     "Name what the saved state of a loss lacks: in an error, or in a warning if that was allowed"
     missing = [name for name in loss._buffers if name not in state]
     if not missing: return
-    told = f"the saved state has no {' and no '.join(map(repr, missing))}, " + (f'only {sorted(state)[:5]}' if state else 'it is empty')
-    if strict: raise InputError(f'{told}; give what state_dict() of a {type(loss).__name__} returned, or pass strict=False to keep the gain at hand')
+    found = f'only {sorted(state)[:5]}' if state else 'it is empty'
+    told = f"the saved state has no {' and no '.join(map(repr, missing))}, {found}"
+    if strict:
+        raise InputError(f'{told}; give what state_dict() of a {type(loss).__name__} returned, '
+            'or pass strict=False to keep the gain at hand')
     warnings.warn(f'{told}; the loss keeps what it has', stacklevel=3)
 
-# %% ../nbs/01_losses.ipynb #bcd2cdf7
-class CostSensitiveLoss(nn.Module):
-    "A loss for a gain matrix that changes during training"
-    def __init__(self,
-        gain, # (m, m) gain matrix, rows true, columns predicted
-        kind='auto', # A name in `KINDS`
-        *, priors=None, # (m,) training priors; 'hybrid-a' needs them
-        diag=None, # (m,) a D of one's own, for the hybrids
-        strength=1., # Power to which D is raised: 1 is the paper's loss, 0 re-weighting
-        ignore_index=-100, # A class index that counts for nothing
-        reduction='mean', # 'mean' (over the examples that count), 'sum' or 'none'
-        check=True # Name bad labels in an error? (on a GPU, looking waits for it)
-    ):
-        super().__init__()
-        if 'teacher' in kind_of(kind).needs: raise InputError(f"loss '{kind}' learns from a teacher's labels; use DistilledLoss")
-        if reduction not in ('mean', 'sum', 'none'): raise InputError(f"unknown reduction '{reduction}'; use 'mean', 'sum' or 'none'")
-        self.kind, self.priors, self.diag, self.strength = kind, priors, diag, strength
-        self.ignore_index, self.reduction, self.check = ignore_index, reduction, check
-        self.register_buffer('gain', _check_gain(gain))
-        self._quick = reduction == 'mean' and self._kind.per_example is table_loss and not 0 <= ignore_index < len(self.gain)
-        self.set_gain(gain)
+@patch
+def load_state_dict(self:CostSensitiveLoss, state_dict, strict=True, assign=False):
+    "As `nn.Module.load_state_dict`; a gain that is missing, or for other classes, is named in a line"
+    _tell_missing(self, state_dict, strict)
+    return super(CostSensitiveLoss, self).load_state_dict(state_dict, strict, assign)
 
-    @property
-    def _kind(self): return kind_of(self.kind)
-
-    def set_gain(self, gain): # (m, m)
-        "Use this gain from now on"
-        gain, m, linear = _check_gain(gain, len(self.gain)), len(self.gain), self._kind.per_example is table_loss
-        self._exact, self._structure = self._kind.tables(gain, priors=self.priors, diag=self.diag, strength=self.strength), None
-        if linear and len(self._exact) == 1: self._structure = torch.ones_like(gain[0]), None, None
-        elif linear and m >= 256: self._structure = low_rank_weight(gain, *self._exact)
-        self.gain = gain.to(self.gain.device)
-        self._use(self.gain.device, torch.float32)
-
-    def _use(self, device, dtype):
-        "Tables as scores of this device and dtype need them"
-        convert = lambda tables: tables and tuple(None if t is None else t.to(device, dtype) for t in tables)
-        self._tables, self._dtype = convert(self._exact), dtype
-        self._fast = Fast(*self._tables, parts=convert(self._structure)) if self._quick else None
-        self.log_diag, self.weight = self._tables[0], self._fast and self._fast.weight
-
-    def _apply(self, fn, recurse=True):
-        "Follow the model to another device; the gain keeps its precision"
-        self.gain = self.gain.to(fn(torch.empty(0, device=self.gain.device)).device)
-        self._use(self.gain.device, torch.float32)
-        return self
-
-    def load_state_dict(self, state_dict, strict=True, assign=False):
-        "As `nn.Module.load_state_dict`; a gain that is missing, or for other classes, is named in a line"
-        _tell_missing(self, state_dict, strict)
-        return super().load_state_dict(state_dict, strict, assign)
-
-    def _load_from_state_dict(self, state, prefix, *args):
-        try:
-            if prefix + 'gain' in state: self.set_gain(state[prefix + 'gain'])
-        except InputError as e:
-            if not prefix: raise
-            return args[-1].append(f'{prefix}gain: {e}')
-        super()._load_from_state_dict(state, prefix, *args)
-
-    def forward(self, logits, target): # (n, m) scores, or another layout of `score_rows`; class indices or label distributions
-        plain = target.dtype is torch.int64 and logits.dtype is self._dtype and logits.is_cpu and logits.shape[1:] == self.log_diag.shape
-        if plain and self._quick and not torch.compiler.is_compiling():
-            try:
-                if self.weight is None and 0 < logits.numel() < LARGE: return cross_entropy(logits - self.log_diag, target)
-                if not torch.is_autocast_enabled('cpu'): return self._fast.hard(logits, target)
-            except (IndexError, RuntimeError, ValueError): pass
-        return _any_loss(self, logits, target)
-
-    def extra_repr(self): return f"{len(self.gain)} classes, kind='{self.kind}'"
+@patch
+def _load_from_state_dict(self:CostSensitiveLoss, state, prefix, *args):
+    try:
+        if prefix + 'gain' in state: self.set_gain(state[prefix + 'gain'])
+    except InputError as e:
+        if not prefix: raise
+        return args[-1].append(f'{prefix}gain: {e}')
+    super(CostSensitiveLoss, self)._load_from_state_dict(state, prefix, *args)
