@@ -1,10 +1,10 @@
-# Two commands: `make figures` regenerates every figure and table at the quick preset, `make test` tests everything.
+# Two commands: `make figures` regenerates every figure and table at the quick preset, in results/quick; `make test` tests everything.
 PYTHON ?= python3
 BIN = .venv/bin
 
 .PHONY: figures test docs check export clean
 figures: .venv/ready
-	$(BIN)/ncdo paper --preset quick --out paper_figures/quick
+	$(BIN)/ncdo paper --preset quick
 
 test: .venv/ready
 	$(BIN)/python -m pytest

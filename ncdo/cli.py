@@ -330,3 +330,5 @@ def main(args=None): # Arguments; those of the process unless given
         said = usage() if usage else f'{e.filename} cannot be used ({e.strerror})' if isinstance(e, OSError) and e.filename else str(e)
         print('ncdo: ' + ' '.join(said.split()), file=sys.stderr)
         sys.exit(2)
+
+if __name__ == '__main__' and '__file__' in globals(): main()

@@ -168,16 +168,16 @@ def mistakes(run, n=8): # `Run`; how many
 def draw_history(run): # `Run`
     "Multipliers and what they achieved on validation data, over training"
     import matplotlib.pyplot as plt
-    h, simplex = run.record['history'], run.problem.domain == 'simplex'
+    h, simplex, names = run.record['history'], run.problem.domain == 'simplex', run.problem.names if run.problem.k != run.m else run.names
     step, price, value = [e['step'] for e in h], np.array([e['multipliers'] for e in h]), -np.array([e['violations'] for e in h], float)
     fig, axs = plt.subplots(1, 2, figsize=(9, 3.6), layout='constrained')
     chosen = np.argsort(-price[-1], kind='stable')[:6]
     colours = dict(zip(chosen.tolist(), ('#0173b2', '#de8f05', '#029e73', '#d55e00', '#cc78bc', '#56b4e9')))
-    others = [i for i in range(len(run.units)) if i not in colours]
+    others = [i for i in range(run.problem.k) if i not in colours]
     for ax, lines in zip(axs, (price, value)):
         if len(others) > 12: ax.fill_between(step, *np.quantile(lines[:, others], (.1, .9), axis=1), color='.87', label='others, middle 80%')
         else: ax.plot(step, lines[:, others], color='.85', lw=.8)
-        for i, colour in reversed(colours.items()): ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(run.units[i]))
+        for i, colour in reversed(colours.items()): ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(names[i]))
     axs[0].set(xlabel='training step', ylabel='multiplier', title='What each class was worth' if run.groups is None else 'What head and tail were worth', ylim=0)
     axs[1].set(xlabel='training step', ylabel=run.quantity if simplex else 'value less target', title='What it got, on validation images')
     if simplex: axs[1].yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')

@@ -303,7 +303,9 @@ def _shifted(spec, record, z, settings): # `Spec` with the goal; its record; sco
     judged = lambda k, predicted: assessment(z[f'y_{k}'], torch.as_tensor(predicted), problem, groups, spec.tolerance)
     crossed = None
     if settings['cv']: crossed = dict(objective=float(post.cross_fitted_objective_), violations=post.cross_fitted_violations_.tolist())
-    return dict(multipliers=post.multipliers_, train_accuracy=record['train_accuracy'], cross_fitted=crossed,
+    game, moved = post.reduction_, not np.array_equal(post.gain_, np.eye(m))
+    chosen = game.history[game.best]['multipliers'].tolist() if moved else None
+    return dict(multipliers=chosen, train_accuracy=record['train_accuracy'], cross_fitted=crossed,
         before={k: judged(k, p[k].argmax(1)) for k in p}, **{k: judged(k, post.predict(p[k].numpy())) for k in p})
 
 # %% ../nbs/07_runs.ipynb #9f1e5c10

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MOST_ON_CPU', 'MOST_ON_GPU', 'EACH_ON_GPU', 'stackable', 'pack', 'taught_by', 'Busy', 'claim', 'members_of',
-           'few_threads', 'run_stack', 'Job', 'runs_in', 'interrupted', 'jobs_for', 'most_together', 'pack_for_gpus',
-           'Board', 'devices', 'compute']
+           'one_pool', 'few_threads', 'run_stack', 'Job', 'runs_in', 'interrupted', 'jobs_for', 'most_together',
+           'pack_for_gpus', 'Board', 'devices', 'compute']
 
 # %% ../nbs/07a_schedule.ipynb #22ee0791
 import contextlib, dataclasses, hashlib, multiprocessing, os, re, threading, time, torch
@@ -78,6 +78,11 @@ def members_of(specs, data, teachers): # Runs of one stack; `Data` of each; fold
         members.append(Member(d, problem, s.loss, s.seed, s.step_size, labels, s.gamma, s.recipe, s.max_multiplier, s.tolerance))
     return members
 
+def one_pool(data): # `Data` of each member
+    "The same, with one pool of images where their pools are equal, as a stack wants it"
+    first = data[0].x
+    return [d if d.x is first or not torch.equal(d.x, first) else dataclasses.replace(d, x=first) for d in data]
+
 @contextlib.contextmanager
 def few_threads(data): # `Data`
     "One thread for images so small that a second one only costs; what it was before, afterwards"
@@ -102,7 +107,7 @@ def run_stack(
     with contextlib.ExitStack() as held:
         for folder in folders: held.enter_context(claim(folder))
         if all(done := [read_record(folder) for folder in folders]): return done
-        data = [s.data(root) for s in specs]
+        data = one_pool([s.data(root) for s in specs])
         members = members_of(specs, data, teachers or {s.teacher: Path(folders[0]).parent / s.teacher for s in specs})
         stack, results = _fitted(members, specs, device, progress, checkpoint)
         seconds = (stack.spent + time.time() - start) / len(specs)

@@ -243,7 +243,8 @@ def move(self:Goals, confusions): # (K, m, m) on validation data
     "Log what was measured, move every member's multipliers, take over the new gains"
     for k, (member, problem, C) in enumerate(zip(self.members, self.problems, confusions)):
         if not problem.k: continue
-        row, new = lambda_step(problem, self.multipliers[k], C, member.step_size, self.tick == 0, self.check, max_multiplier=member.max_multiplier)
+        measured = problem.evaluate(C) if self.check else problem._evaluate(C) # To check is to wait for the device
+        row, new = lambda_step(problem, self.multipliers[k], measured, member.step_size, self.tick == 0, max_multiplier=member.max_multiplier)
         row |= dict(recall=recall(C), coverage=coverage(C))
         for name, value in row.items(): self.log[k][name].index_copy_(0, self.tick, value[None])
         self.multipliers[k].copy_(new)

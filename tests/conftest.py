@@ -4,6 +4,15 @@ os.environ.setdefault('MPLBACKEND', 'agg')
 torch.set_num_threads(1)
 
 
+QUICK = {'test_gains', 'test_absent_classes', 'test_losses', 'test_reductions', 'test_data', 'test_identity', 'test_contributing', 'test_repository'}
+
+
+def pytest_collection_modifyitems(items):
+    "The subset for the edit loop: `pytest -m quick`"
+    for item in items:
+        if item.path.stem in QUICK: item.add_marker('quick')
+
+
 @pytest.fixture
 def ncdo(capsys):
     "Run the command line in this process; gives exit status, standard output, standard error"

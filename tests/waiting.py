@@ -3,7 +3,7 @@ import itertools, json, os, signal, time
 from pathlib import Path
 
 FOR_EVER = 1800 # Seconds until a program that hangs is given up; decides nothing else
-WITH_TESTS = os.environ | dict(PYTHONPATH=os.pathsep.join(map(str, [Path(__file__).parent, Path(__file__).parent.parent]))) # For a process that needs this module
+WITH_TESTS = os.environ | dict(PYTHONPATH=os.pathsep.join(map(str, [*Path(__file__).parent.glob('[!_.]*/'), Path(__file__).parent, Path(__file__).parent.parent]))) # For a process that needs this module
 
 
 def until(happened):

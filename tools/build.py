@@ -3,11 +3,11 @@
     python tools/build.py export    run the chapters, keep their outputs, export ncdo/, write README.md
     python tools/build.py check     say what is out of date or against the style; changes nothing
 """
-import shutil, subprocess, sys, tempfile
+import base64, re, shutil, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MADE = ['nbs/*.ipynb', 'ncdo/*.py', 'README.md']
+MADE = ['nbs/*.ipynb', 'nbs/images/*.png', 'ncdo/*.py', 'README.md']
 
 
 def run(command, *args, cwd=ROOT):
@@ -18,19 +18,32 @@ def run(command, *args, cwd=ROOT):
 def is_study(path): return '"parameters"' in path.read_text(encoding='utf-8')
 
 
+def shown_alone(cell, directives, images):
+    "Markdown cells of what a cell without its code shows; a picture becomes a file named by the cell's `label`, with its `fig-alt`"
+    from nbformat.v4 import new_markdown_cell
+    for data in (o.get('data', {}) for o in cell.outputs):
+        if 'text/markdown' in data: yield new_markdown_cell(data['text/markdown'])
+        elif 'image/png' in data:
+            images.mkdir(exist_ok=True)
+            (images / f"{directives['label']}.png").write_bytes(base64.b64decode(data['image/png']))
+            yield new_markdown_cell(f"![{directives['fig-alt']}](../nbs/images/{directives['label']}.png)")
+
+
 def write_readme(root):
-    "README.md from nbs/index.ipynb: no hidden cells, no directives, links relative to the root"
+    "README.md and its pictures from nbs/index.ipynb: no hidden cells, no directives, links relative to the root"
     import nbformat
     from nbconvert import MarkdownExporter
     nb, cells = nbformat.read(root / 'nbs/index.ipynb', 4), []
     for cell in nb.cells:
-        directives = [line[2:].strip() for line in cell.source.splitlines() if line.startswith('#|')]
-        cell.source = '\n'.join(line for line in cell.source.splitlines() if not line.startswith('#|'))
-        if 'echo: false' in directives: cells += [nbformat.v4.new_markdown_cell(o.data['text/markdown']) for o in cell.outputs if 'text/markdown' in o.get('data', {})]
+        lines = cell.source.splitlines()
+        directives = dict(re.match(r'#\| *([\w-]+):? *(.*)', line).groups() for line in lines if line.startswith('#|'))
+        cell.source = '\n'.join(line for line in lines if not line.startswith('#|'))
+        if directives.get('echo') == 'false': cells += shown_alone(cell, directives, root / 'nbs/images')
         elif 'hide' not in directives: cells.append(cell)
     nb.cells, nb.metadata.language_info = cells, dict(name='python')
     text, _ = MarkdownExporter().from_notebook_node(nb)
-    (root / 'README.md').write_text(text.strip().replace('](../', '](') + '\n', encoding='utf-8')
+    text = re.sub(r'\n{3,}', '\n\n', text.strip().replace('](../', ']('))
+    (root / 'README.md').write_text(text + '\n', encoding='utf-8')
 
 
 def export():

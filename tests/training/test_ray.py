@@ -10,7 +10,7 @@ from ncdo.training import Recipe
 from waiting import FOR_EVER, steps_done, until
 
 ray = pytest.importorskip('ray')
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SHORT, LONG = Recipe(steps=60, batch_size=32), Recipe(steps=1500, batch_size=32, update_every=100) # A checkpoint every 75 steps
 GOAL = dict(objective='worst-case-recall', loss='logit-adjusted')
 SPECS = [Spec(model='held:net', recipe=LONG, **GOAL)] + [Spec(model='mlp-16', seed=s, recipe=SHORT, **GOAL) for s in range(1, 6)]

@@ -166,3 +166,87 @@ def test_pandas_counts_are_not_taken_out_of_order():
 
 def test_one_number_for_each_constraint():
     with pytest.raises(InputError, match='one right-hand side for each constraint'): Problem(torch.eye(2), torch.eye(2)[None], .6, [.5, .5])
+
+
+BROKEN = [ # chkstyle: ignore-node
+    ([[.5, float('nan')], [.2, .3]], 'holds nan; give shares or counts'), ([[.5, float('inf')], [.2, .3]], 'holds inf'),
+    ([[.5, -.1], [.3, .3]], 'holds -0.1; give shares or counts, 0 or more'), ([[0, 0], [0, 0]], 'is all 0; it needs at least one example'),
+    ([[.5, .1, .2], [.1, .1, 0]], r'has shape \(2, 3\); this problem has 2 classes, so it must be \(2, 2\)'), ([.5, .5], r'has shape \(2,\)'),
+    ([[.5], [.1, .2]], 'equally many in each row'), ('abc', 'the confusion matrix is a str'), (None, 'the confusion matrix is a NoneType'),
+    ([[[.5, 0], [0, .5]], [[0, 0], [0, 0]]], 'is all 0')]
+
+@pytest.mark.parametrize('C,message', BROKEN)
+@pytest.mark.parametrize('make', [worst_case_recall, lambda p: Problem(torch.eye(2), torch.eye(2)[None], [.1], p)])
+def test_broken_confusion_matrices_are_refused_by_name(make, C, message):
+    from ncdo.reductions import SaddlePoint
+    game = SaddlePoint(make([.5, .5]))
+    for use in (game.problem.evaluate, game.update):
+        with pytest.raises(InputError, match=message) as e: use(C)
+        assert '\n' not in str(e.value)
+    assert not game.history and game.multipliers.equal(game.problem.initial_multipliers())
+
+def test_counts_frames_and_lists_are_confusion_matrices():
+    import pandas as pd
+    counts, problem = [[6, 2], [1, 3]], coverage_constraint([.6, .4])
+    for C in (counts, np.array(counts), torch.tensor(counts), pd.DataFrame(counts, index=list('ab'), columns=list('ab')), np.array(counts)[::-1, ::-1][::-1, ::-1]):
+        assert torch.allclose(problem.violations(C), problem.violations(torch.tensor(counts) / 12.))
+
+
+def test_labels_in_any_container():
+    import pandas as pd
+    y, right = [0, 0, 1, 2], torch.tensor([.5, .25, .25], dtype=torch.float64)
+    for labels in (y, np.array(y), torch.tensor(y), pd.Series(y, index=[9, 3, 5, 1]), pd.DataFrame({'label': y}), np.array(y[::-1])[::-1]): assert class_priors(labels, 3).equal(right)
+    soft = torch.nn.functional.one_hot(torch.tensor(y)).double()
+    for labels in (soft, soft.tolist(), pd.DataFrame(soft.numpy(), columns=list('abc'))): assert class_priors(labels, 3).allclose(right)
+
+@pytest.mark.parametrize('labels,message', [(['a', 'b'], 'target is a list that does not hold numbers'), ([], r'shape \(0,\)'), ([.5, 1], 'give class indices'),
+    ([[.5, .5]], r'rows of 3 class probabilities'), ({'a': 1}, 'target is a dict'), (None, 'target is a NoneType'), ([[0], [1, 2]], 'equally many in each row')])
+def test_labels_that_are_none(labels, message):
+    with pytest.raises(InputError, match=message): class_priors(labels, 3)
+
+def test_nothing_but_ignored_labels():
+    with pytest.raises(InputError, match='every target is ignore_index'): class_priors([255, 255], 3, ignore_index=255)
+
+def test_gains_and_problems_from_data_frames():
+    import pandas as pd
+    p, G = torch.rand(5, 3).softmax(-1), torch.rand(3, 3)
+    frame = lambda x: pd.DataFrame(x.numpy(), index=list('xyz')[:len(x)] if len(x) == 3 else None)
+    assert bayes_rule(frame(p), frame(G)).equal(bayes_rule(p, G)) and bayes_rule(p.numpy(), G.tolist()).equal(bayes_rule(p, G))
+    for B in (frame(G), G, G.tolist()):
+        problem = Problem(frame(G), [B, B], [.1, .2], pd.Series([.5, .3, .2]))
+        assert problem.gain([1., 1]).allclose(3 * G.double())
+    with pytest.raises(InputError, match=r'gain has shape \(2, 2\); with 3 classes it must be \(3, 3\)'): bayes_rule(p, torch.eye(2))
+    with pytest.raises(InputError, match='A and B must be finite'): Problem(G * torch.nan, [G], [.1], [.5, .3, .2])
+
+
+def test_groups_by_name_and_in_any_container():
+    import pandas as pd
+    by_number = worst_case_recall(PRIORS, [0, 0, 1, 1])
+    for groups in (['common', 'common', 'rare', 'rare'], np.array(['common', 'common', 'rare', 'rare']), pd.Series(['common', 'common', 'rare', 'rare'], index=[3, 1, 2, 0])):
+        problem = worst_case_recall(PRIORS, groups)
+        assert problem.names == ['common', 'rare'] and problem.groups.equal(by_number.groups) and problem.violations(random_confusion()).equal(by_number.violations(random_confusion()))
+        assert group_mean(torch.tensor([1., torch.nan, 3, 5]), groups).equal(torch.tensor([1., 4]))
+    for groups in (np.array([0, 0, 1, 1], 'int16'), pd.Series([0, 0, 1, 1]), (0, 0, 1, 1), torch.tensor([0, 0, 1, 1]), [False, False, True, True]):
+        assert worst_case_recall(PRIORS, groups).groups.equal(by_number.groups)
+
+@pytest.mark.parametrize('groups,message', [([0, 0, 1], '3 entries; give one group for each of 4 classes'), ([[0], [1, 2], [3], [0]], 'give one group for each'),
+    ([0, 0, 1, 1.5], 'holds 1.5; give whole numbers'), (np.array([0., 0, 1, 1]), 'holds 0.0; give whole numbers'), ([0, 0, -1, 1], 'without gaps'), ([0, 0, 2, 2], 'without gaps'),
+    (['a', 'a', None, 'b'], 'give whole numbers'), ([0, 'a', 1, 1], "holds 'a'"), (3, 'give one group for each of 4 classes'), (torch.zeros(4, 2), 'give one group for each')])
+@pytest.mark.parametrize('make', [worst_case_recall, lambda p, g: balanced_coverage_constraint(p, groups=g)])
+def test_groups_that_are_none(make, groups, message):
+    with pytest.raises(InputError, match=message) as e: make(PRIORS, groups)
+    assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('groups,message', [([0, 1, 2, 5], r'groups \+ 1 holds \[6\]'), ([0, 1, 2, -2], 'groups'), ([0, 1], r'shape \(2,\)'), (['a'] * 4, 'groups is a list')])
+def test_groups_of_a_class_problem(groups, message):
+    with pytest.raises(InputError, match=message): ClassProblem(PRIORS, diag=1., groups=groups, b=[.1] * 4)
+
+@pytest.mark.parametrize('make,message', [(lambda: recall_constraint(PRIORS, None), 'tau is None; it must lie between 0 and 1'), (lambda: precision_constraint(PRIORS, 'x'), "tau is 'x'"),
+    (lambda: coverage_constraint(PRIORS, 'x'), "fraction is 'x'"), (lambda: balanced_coverage_constraint(PRIORS, torch.nan), 'fraction is nan'),
+    (lambda: worst_case_recall({'a': .5, 'b': .5}), 'priors is a dict that does not hold numbers'), (lambda: worst_case_recall('ab'), 'priors is a str'),
+    (lambda: worst_case_recall(None), 'priors is a NoneType'), (lambda: coverage_constraint(PRIORS, target_priors=['a'] * 4), 'target_priors is a list'),
+    (lambda: ClassProblem(PRIORS, diag='x'), 'diag is a str'), (lambda: ClassProblem(PRIORS, diag=[1., 2]), r'diag has shape \(2,\)'),
+    (lambda: head_tail_groups(PRIORS, 'x'), "tail is 'x'"), (lambda: accuracy_goal(PRIORS, weights=[1., torch.inf, 1, 1]), 'one finite number')])
+def test_bare_type_errors_became_one_line(make, message):
+    with pytest.raises(InputError, match=message) as e: make()
+    assert '\n' not in str(e.value)

@@ -8,7 +8,7 @@ import nbformat, pytest
 from markdown_it import MarkdownIt
 import ncdo
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 Page = namedtuple('Page', 'html article text ids')
 
 

@@ -3,7 +3,7 @@ import shutil, subprocess, sys
 from pathlib import Path
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from ncdo.runs import Spec
 from ncdo.schedule import run_stack, taught_by
 from ncdo.gains import (InputError, average_recall_goal, balanced_coverage_constraint, bayes_rule, coverage_constraint, precision_constraint,
     worst_case_recall)
-from ncdo.losses import hybrid_loss, risk_minimiser
+from ncdo.losses import hybrid_loss
+from ncdo.theory import risk_minimiser
 from ncdo.stacks import Stack, fit
 from ncdo.training import Member, Recipe
 
@@ -160,7 +161,7 @@ def test_trap_45_only_the_teacher_is_tempered_and_no_T_squared_appears():
         assert torch.allclose(distilled_loss(s, z, torch.eye(4), gamma=0.), by_hand) and torch.allclose(hybrid_loss(s, z, torch.eye(4)), by_hand)
         learnt = risk_minimiser(lambda s, p: distilled_loss(s, p, torch.eye(4), gamma=.3, reduction='none'), z).softmax(-1)
         assert torch.allclose(learnt, (teacher.double() / T).softmax(-1), atol=1e-5)
-    text = open(__file__.replace('tests/test_distillation.py', 'nbs/06_distillation.ipynb'), encoding='utf-8').read()
+    text = open(__file__.replace('tests/maths/test_distillation.py', 'nbs/06_distillation.ipynb'), encoding='utf-8').read()
     assert 'Only the teacher is tempered' in text and 'T^2' in text
 
 

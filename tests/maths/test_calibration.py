@@ -1,7 +1,7 @@
 "Acceptance: every promised loss finds the Bayes rule in every random draw (the study of Table 1 makes 1,000)"
 import pytest, torch
 from ncdo.gains import bayes_rule
-from ncdo.losses import TABLE1, calibration_table, candidate_losses, random_gains, risk_minimiser
+from ncdo.theory import TABLE1, calibration_table, candidate_losses, random_gains, risk_minimiser
 
 @pytest.fixture(scope='module')
 def table(): return calibration_table(60, classes=(3, 5, 10), seed=1)

@@ -2,8 +2,8 @@
 import math, pytest, torch
 from ncdo.gains import (InputError, balanced_coverage_constraint, bayes_rule, confusion_matrix, coverage_constraint, head_tail_groups, precision_constraint,
     recall_constraint, worst_case_recall)
-from ncdo.reductions import (SaddlePoint, StochasticClassifier, compare_with_program, dual_value, expected_confusion, play, plot_history, solve_linear_program,
-    toy_probabilities, update_multipliers)
+from ncdo.reductions import SaddlePoint, StochasticClassifier, plot_history, update_multipliers
+from ncdo.theory import compare_with_program, dual_value, expected_confusion, play, solve_linear_program, toy_probabilities
 
 PROBLEMS = {'worst-case recall': worst_case_recall, 'recall': lambda p: recall_constraint(p, .5), 'precision': lambda p: precision_constraint(p, .5),
     'coverage': coverage_constraint, 'balanced coverage': balanced_coverage_constraint}
@@ -75,7 +75,8 @@ def test_best_is_feasible_first_then_by_objective():
 def test_an_undefined_first_iterate_is_not_best_for_ever():
     game = SaddlePoint(worst_case_recall([.5, .3, .2], groups=[0, 0, 1]))
     game.history.append(dict(multipliers=game.multipliers, objective=torch.tensor(torch.nan), violations=torch.full((2,), torch.nan)))
-    game.best = 0
+    game.choose_best()
+    assert game.best == 0
     game.update(torch.eye(3, dtype=torch.float64) / 3)
     assert game.best == 1
 
@@ -124,3 +125,62 @@ def test_a_class_without_predictions_is_not_met():
     assert not reduction.feasible
     reduction.update(torch.eye(1000).double() / 1000)
     assert reduction.feasible and reduction.best == 1
+
+
+def played(make, priors=(.5, .3, .2), updates=3):
+    game = SaddlePoint(make(list(priors)))
+    for _ in range(updates): game.update(torch.eye(len(priors)).double() + .2)
+    return game
+
+@pytest.mark.parametrize('make,message', [
+    (lambda p: recall_constraint(p, .5), 'domain simplex, this problem nonnegative'), (lambda p: worst_case_recall([.4, .3, .2, .1]), 'number of classes 3, this problem 4'),
+    (lambda p: worst_case_recall(p, [0, 1, 1]), 'number of multipliers 3, this problem 2'), (lambda p: worst_case_recall(p, ['a', 'b', 'c']), "the constraint 'class 0', this problem 'a'"),
+    (lambda p: worst_case_recall([.2, .3, .5], target_priors=[.2, .3, .5]), None)])
+def test_a_state_of_another_problem_is_refused_by_what_differs(make, message):
+    "Also one that differs in nothing but what its numbers mean"
+    state, other = played(worst_case_recall).state_dict(), SaddlePoint(make([.5, .3, .2]))
+    if message is None: return other.load_state_dict(state) # Recalls do not depend on priors
+    with pytest.raises(InputError, match=message) as e: other.load_state_dict(state)
+    assert '\n' not in str(e.value) and not other.history and other.best is None
+
+def test_a_state_of_another_goal_with_the_same_names_is_refused():
+    state = played(lambda p: recall_constraint(p, .5)).state_dict()
+    for make in (lambda p: precision_constraint(p, .5), coverage_constraint, lambda p: recall_constraint(p, .6)):
+        with pytest.raises(InputError, match='another goal, other targets or other priors'): SaddlePoint(make([.5, .3, .2])).load_state_dict(state)
+    SaddlePoint(recall_constraint([.5 + 1e-7, .3, .2 - 1e-7], .5)).load_state_dict(state)
+
+@pytest.mark.parametrize('change,message', [
+    (lambda s: {}, 'lacks multipliers, best'), (lambda s: {k: v for k, v in s.items() if k != 'best'}, 'lacks best'),
+    (lambda s: {k: v for k, v in s.items() if k != 'history.objective'}, 'lacks history.objective'), (lambda s: s | {'history.objective': s['history.objective'][:1]}, 'different lengths'),
+    (lambda s: s | dict(best=torch.tensor(7)), 'part of its history is missing'), (lambda s: None, 'saved state is a NoneType')])
+def test_states_with_something_missing(change, message):
+    game = played(worst_case_recall)
+    with pytest.raises(InputError, match=message): game.load_state_dict(change(game.state_dict()))
+    assert len(game.history) == 3
+
+@pytest.mark.parametrize('updates', [0, 3])
+@pytest.mark.parametrize('make', [worst_case_recall, lambda p: worst_case_recall(p, ['a', 'b', 'b']), lambda p: recall_constraint(p, .5)])
+def test_states_survive_lists_and_states_of_old_load(make, updates):
+    "The Hugging Face callback writes lists and reads them as float64; states of 0.1, and those a stack makes, do not say whose they are"
+    game = played(make, updates=updates)
+    as_lists = {k: torch.tensor(v.tolist(), dtype=torch.float64) for k, v in game.state_dict().items()}
+    old = {k: v for k, v in game.state_dict().items() if k not in ('problem', 'probe')}
+    for state in (game.state_dict(), as_lists, old):
+        assert all(isinstance(v, torch.Tensor) for v in state.values())
+        again = SaddlePoint(make([.5, .3, .2]))
+        again.load_state_dict(state)
+        assert again.multipliers.equal(game.multipliers) and again.best == game.best and len(again.history) == updates
+
+def test_the_bounds_of_a_saddle_point_are_checked():
+    problem = worst_case_recall([.5, .5])
+    for bad in (dict(step_size='a'), dict(step_size=math.inf), dict(max_multiplier=None), dict(floor=1.), dict(tolerance=-1)):
+        with pytest.raises(InputError, match=next(iter(bad))): SaddlePoint(problem, **bad)
+    with pytest.raises(InputError, match='problem is a function; give a Problem'): SaddlePoint(worst_case_recall)
+
+def test_the_plot_of_thousands_of_updates_is_a_band():
+    import matplotlib.pyplot as plt
+    game = play(SaddlePoint(coverage_constraint([.5, .3, .2])), toy_probabilities(30, 3), 600)
+    axs = plt.subplots(1, 2)[1]
+    plot_history(game, axs=axs, values='coverage')
+    assert axs[1].get_ylabel() == 'coverage less its bound' and all(len(line.get_xdata()) <= 250 for line in axs[1].lines) and len(axs[0].collections) == 3
+    plt.close('all')

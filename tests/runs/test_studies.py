@@ -7,7 +7,7 @@ from ncdo.runs import PRESETS, Spec, read_record, spec_of
 from ncdo.studies import borrow, notebook_parameters, pack_records, settle, settled, studies, studies_at, study_runs
 from ncdo.training import Recipe
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def committed(preset):

@@ -5,8 +5,9 @@ from ncdo import bench
 from ncdo.distillation import DistilledLoss, distilled_loss
 from ncdo.gains import InputError, balanced_coverage_constraint, coverage_constraint, precision_constraint, worst_case_recall
 from ncdo._kernels import LARGE, low_rank, low_rank_weight
-from ncdo.losses import (CostSensitiveLoss, factor_gain, hybrid_loss, is_diagonal, logit_adjusted_loss, loss_tables, nonnegative_gain, reweighted_loss,
-    risk_minimiser, shift_tables, shifted_table_loss, softmax_shifted_loss, split_gain, table_loss)
+from ncdo.losses import (CostSensitiveLoss, factor_gain, hybrid_loss, is_diagonal, logit_adjusted_loss, loss_tables, nonnegative_gain,
+    reweighted_loss, shift_tables, shifted_table_loss, softmax_shifted_loss, split_gain, table_loss)
+from ncdo.theory import risk_minimiser
 
 M, PRIORS = 5, torch.tensor([.4, .25, .2, .1, .05])
 LAM = torch.tensor([.1, 0, .3, .2, .5])
@@ -433,3 +434,16 @@ def test_label_smoothing_adds_its_share_of_every_column_to_the_gain(eps):
     p = torch.randn(50, M, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
     learnt = risk_minimiser(lambda s, p: hybrid_loss(s, p, G, reduction='none'), smooth(p))
     assert torch.allclose(learnt.log_softmax(-1), (p @ ((1 - eps) * G + eps / M * G.sum(0))).log().log_softmax(-1), atol=1e-5)
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+@pytest.mark.parametrize('kind', [*dict(EVERY), 'distilled'])
+@pytest.mark.parametrize('reduction', ['mean', 'sum', 'none'])
+def test_layouts_and_empty_batches_on_a_gpu(kind, reduction):
+    for shape in [*LAYOUTS, (0, M), (3, 0, M), (300, M, 60)]:
+        axis = shape.index(M)
+        s, z = [torch.randn(shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(2)]
+        for loss in losses(kind, reduction):
+            for target in (z.argmax(axis), z.softmax(axis))[kind == 'distilled':]:
+                expected = loss(s, target)
+                moved = copy.deepcopy(loss).cuda() if isinstance(loss, nn.Module) else loss
+                assert torch.allclose(moved(s.cuda(), target.cuda()).cpu(), expected, rtol=1e-4, atol=1e-5)

@@ -4,7 +4,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 from ncdo.gains import (accuracy, at_priors, bayes_rule, confusion_matrix, coverage, coverage_constraint, precision_constraint, recall, recall_constraint,
     worst_case_recall)
-from ncdo.losses import CostSensitiveLoss, hybrid_loss, logit_adjusted_loss, nonnegative_gain, reweighted_loss, risk_minimiser, softmax_shifted_loss
+from ncdo.losses import CostSensitiveLoss, hybrid_loss, logit_adjusted_loss, nonnegative_gain, reweighted_loss, softmax_shifted_loss
+from ncdo.theory import risk_minimiser
 from ncdo.reductions import update_multipliers
 
 settings.register_profile('ncdo', max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

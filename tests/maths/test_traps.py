@@ -3,8 +3,10 @@ import math, pytest, torch, torch.nn.functional as F
 from ncdo.gains import (InputError, accuracy_goal, average_recall, average_recall_goal, balanced_coverage_constraint, bayes_rule, class_priors,
     confusion_matrix, coverage_constraint, geometric_mean, geometric_mean_gain, head_tail_groups, precision, precision_constraint, recall,
     recall_constraint, worst_case_recall, worst_recall)
-from ncdo.losses import CostSensitiveLoss, hybrid_loss, logit_adjusted_loss, reweighted_loss, risk_minimiser, softmax_shifted_loss
-from ncdo.reductions import SaddlePoint, expected_confusion, play, plot_history, solve_linear_program, toy_probabilities, update_multipliers
+from ncdo.losses import CostSensitiveLoss, hybrid_loss, logit_adjusted_loss, reweighted_loss, softmax_shifted_loss
+from ncdo.theory import risk_minimiser
+from ncdo.reductions import SaddlePoint, plot_history, update_multipliers
+from ncdo.theory import expected_confusion, play, solve_linear_program, toy_probabilities
 
 PRIORS = torch.tensor([.6, .3, .1], dtype=torch.float64)
 DENSE = torch.tensor([[4., 1, 1], [1, 5, 2], [2, 2, 6]])

@@ -3,7 +3,7 @@ import os, subprocess, sys, sysconfig, venv
 from pathlib import Path
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def run(*command, cwd, **more): return subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, **more)

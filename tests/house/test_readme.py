@@ -1,8 +1,22 @@
-"README's loop, taken from the page itself, runs and improves the worst class of the plain model"
+"README is short, leads somewhere, and its loop, taken from the page itself, improves the worst class of the plain model"
 import re
 from pathlib import Path
 
-README = Path(__file__).parent.parent / 'README.md'
+ROOT = Path(__file__).parents[2]
+README = ROOT / 'README.md'
+
+
+def test_page_is_short(): assert len(README.read_bytes()) < 9 * 1024
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r'\]\((?!https?://)([^)#]+)', README.read_text(encoding='utf-8'))
+    assert links and not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_map_names_every_chapter():
+    text = README.read_text(encoding='utf-8')
+    assert not [p.name for p in (ROOT / 'nbs').glob('[0-9]*.ipynb') if f'](nbs/{p.name})' not in text]
 
 
 def test_loop_improves_the_worst_class():

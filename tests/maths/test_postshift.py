@@ -10,7 +10,8 @@ from ncdo.data import toy_distribution
 from ncdo.gains import (InputError, Problem, accuracy_goal, average_recall_goal, balanced_coverage_constraint, bayes_rule, confusion_matrix,
     coverage_constraint, head_tail_groups, precision_constraint, recall_constraint, worst_case_recall)
 from ncdo.postshift import PostShiftClassifier, post_shift, sample_confusion, shifted_scores
-from ncdo.reductions import SaddlePoint, StochasticClassifier, expected_confusion, solve_linear_program
+from ncdo.reductions import SaddlePoint, StochasticClassifier
+from ncdo.theory import expected_confusion, solve_linear_program
 
 PROBLEMS = {'worst-case recall': worst_case_recall, 'recall': lambda p: recall_constraint(p, .6), 'precision': lambda p: precision_constraint(p, .6),
     'coverage': coverage_constraint, 'balanced coverage': balanced_coverage_constraint}
@@ -167,7 +168,19 @@ BAD = [ # chkstyle: ignore-node
     (dict(sample_weight=-torch.ones(6)), 'sample_weight must be 6'),
     (dict(sample_weight=torch.zeros(6)), 'not all of them 0'),
     (dict(step_size=0.), 'step_size is 0'),
-    (dict(iterations=0), 'iterations is 0; it must be at least 1'),
+    (dict(iterations=0), 'iterations is 0; it must be a whole number, at least 1'),
+    (dict(iterations=10.5), 'iterations is 10.5; it must be a whole number'),
+    (dict(iterations='x'), "iterations is 'x'"),
+    (dict(step_size='a'), "step_size is 'a'; it must be positive"),
+    (dict(step_size=-1.), 'step_size is -1.0; it must be positive'),
+    (dict(shrinkage='x'), "shrinkage is 'x'; it must lie between 0 and 1"),
+    (dict(floor=2.), 'floor is 2.0; it must lie between 0 and 1'),
+    (dict(max_multiplier=0), 'max_multiplier is 0; it must be positive'),
+    (dict(tolerance=-1), 'tolerance is -1; it must be 0 or more'),
+    (dict(sample_weight='abc'), 'sample_weight is a str'),
+    (dict(target=['a'] * 6), 'target is a list that does not hold numbers'),
+    (dict(probabilities=[[.5, .5, 0], [1., 0]]), 'equally many in each row'),
+    (dict(probabilities=torch.tensor([[torch.inf, 0, 0]] * 6)), 'hold nan or inf in row 0'),
     (dict(shrinkage=2.), r'shrinkage is 2.0; it must lie between 0 and 1'),
     (dict(shrinkage=-.1), 'shrinkage is -0.1')]
 
@@ -182,7 +195,15 @@ def test_mistakes_are_told_in_one_line(changes, message):
     (dict(classes=['a', 'b']), 'labels that are not among classes'),
     (dict(classes=['a', 'b', 'c', 'd']), '3 columns of probabilities for 4 classes'),
     (dict(priors=[.5, .5]), 'this problem has 2 classes'),
-    (dict(shrinkage=3), 'shrinkage is 3')], ids=lambda v: v if isinstance(v, str) else '')
+    (dict(shrinkage=3), 'shrinkage is 3'),
+    (dict(problem='worst-case-recall'), "problem is 'worst-case-recall'; give a function of the priors"),
+    (dict(problem=None), 'problem is None; give a function of the priors'),
+    (dict(problem=recall_constraint), 'cannot be called with the priors'),
+    (dict(problem=lambda p: 1), 'problem returned a int; it must return a Problem'),
+    (dict(problem=lambda p: recall_constraint(p, None)), 'tau is None; it must lie between 0 and 1'),
+    (dict(problem=lambda p: coverage_constraint(p, 'x')), "fraction is 'x'; it must lie between 0 and 1"),
+    (dict(iterations=10.5), 'iterations is 10.5'), (dict(step_size='a'), "step_size is 'a'"),
+    (dict(priors={'a': .5, 'b': .3, 'c': .2}), 'priors is a dict that does not hold numbers')], ids=lambda v: v if isinstance(v, str) else '')
 def test_mistakes_of_the_classifier(changes, message):
     with pytest.raises(InputError, match=message): PostShiftClassifier(**changes).fit(np.full((6, 3), 1 / 3), list('abcabc'))
 
@@ -208,14 +229,14 @@ def test_whole_numbers_are_probabilities_too():
 
 
 def test_classes_that_the_sample_does_not_show(toy):
-    "Columns for 4 classes, labels of 3: priors= names the missing one, its multiplier stays"
+    "Columns for 4 classes, labels of 3: priors= names the missing one, which keeps its share of the multipliers"
     _, y, p = toy
     seen, names = y != 2, np.array(['d', 'a', 'c', 'b'])
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         post = PostShiftClassifier(priors=p.mean(0), classes=names, iterations=50).fit(p[seen], names[y[seen]])
     multipliers = torch.stack([h['multipliers'] for h in post.reduction_.history])
-    assert (multipliers[:, 2] == .25).all() and np.isnan(post.violations_[2]) and np.isfinite([post.objective_, post.cross_fitted_objective_]).all()
+    assert torch.allclose(multipliers[:, 2], p.mean(0)[2].double()) and np.isnan(post.violations_[2]) and np.isfinite([post.objective_, post.cross_fitted_objective_]).all()
     assert post.objective_ > post.base_objective_ and set(post.predict(p)) <= set(names)
     assert (post.predict(p) == names[bayes_rule(p, torch.tensor(post.gain_))]).all()
     with pytest.raises(InputError, match='class 2 is 0'): PostShiftClassifier(classes=names).fit(p[seen], names[y[seen]])
@@ -353,7 +374,7 @@ def test_a_run_is_post_shifted(ncdo, run, objective, more):
 
 
 def test_trap_42_the_command_prints_the_cross_fitted_value_beside_the_fitted(ncdo, run):
-    _, out, _ = ncdo('postshift', '--run', run, '--iterations', 100)
+    _, out, _ = ncdo('postshift', '--run', run, '--step-size', 1, '--iterations', 100)
     value = lambda name: float(next(l for l in out.splitlines() if l.strip().startswith(name + ':')).split('objective ')[1].split(';')[0].split(',')[0])
     assert value('no shift, validation') <= value('shifted, validation') and value('shifted, cross-fitted') < value('shifted, validation')
     result = json.loads(open(out.split('result: ')[1].strip()).read())
@@ -366,7 +387,7 @@ MISTAKES = [ # chkstyle: ignore-node
     (['--iterations', '0'], 'iterations is 0'),
     (['--step-size', '0'], 'step_size is 0.0'),
     (['--groups', 'mine'], "unknown groups 'mine'"),
-    (['--groups', 'head-tail', '--tail', '2'], 'tail is 2.0; it must be a share'),
+    (['--groups', 'head-tail', '--tail', '2'], 'tail is 2.0; give a number between 0 and 1'),
     (['--objective', 'recall', '--tau', '1.5'], 'tau is 1.5'),
     (['--seed', '1'], '--seed')]
 
@@ -429,3 +450,136 @@ def test_tables_and_reversed_columns(toy):
         assert (framed.predict(table) == plain.predict(p)).all()
         turned = PostShiftClassifier(iterations=20, cv=None, classes=[3, 2, 1, 0]).fit(p[:, ::-1], y)
         assert (turned.predict(p[:, ::-1]) == plain.predict(p)).mean() > .99
+
+
+def drawn(seed, temperature=1., n=300, bias=0.):
+    "Three unequal classes, their probabilities softened or sharpened, perhaps by a biased model"
+    rng, priors = np.random.default_rng(seed), [.7, .2, .1]
+    y = np.r_[np.arange(3), rng.choice(3, n - 3, p=priors)]
+    z = rng.normal(size=(n, 3))
+    z[np.arange(n), y] += 1.5
+    z += np.log(priors) + bias * rng.normal(size=3)
+    return softmax(z / temperature, 1), y
+
+
+@pytest.mark.parametrize('temperature', [.1, 1, 10, 100, 1000])
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_a_temperature_on_the_scores_changes_nothing(temperature, dtype):
+    "The best diagonal rule is the same; with the paper's step of 1 it was no shift, .262, at temperatures from 10 on"
+    q, y = drawn(0, temperature)
+    post = PostShiftClassifier(worst_case_recall, cv=None).fit(q.astype(dtype), y)
+    assert post.objective_ > .76 and abs(post.base_objective_ - .262) < 1e-3
+
+
+def test_a_step_of_ones_own_stays_constant():
+    q, y = drawn(0, 10.)
+    assert post_shift(worst_case_recall([.7, .2, .1]), q, y, step_size=1., iterations=50)[1].step_size == 1
+    fits = [PostShiftClassifier(worst_case_recall, cv=None, step_size=s).fit(q, y).objective_ for s in (1., .1, None)]
+    assert fits[0] < .27 and fits[1] > .76 and fits[2] > .76
+
+
+def of_ones_own(priors):
+    "Costs; at most .6 of the predictions are class 0, and class 2 has a recall of .6"
+    B = torch.zeros(2, 3, 3)
+    B[0, :, 0], B[1, 2, 2] = -1, 1 / torch.as_tensor(priors)[2]
+    return Problem(-torch.tensor([[0., 1, 1], [2, 0, 1], [4, 2, 0]]), B, [-.6, .6], priors)
+
+THREE = PROBLEMS | {'groups': lambda p: worst_case_recall(p, [0, 1, 1]), 'coverage of groups': lambda p: balanced_coverage_constraint(p, groups=[0, 1, 1]), 'own': of_ones_own}
+
+def best_of_all_rules(problem, q, y, temperature):
+    "The best rank among the rules of a grid of multipliers"
+    if problem.domain == 'simplex':
+        away = torch.cartesian_prod(*[torch.linspace(-5, 5, 120 if problem.k == 2 else 40).double() / temperature] * (problem.k - 1))
+        grid = torch.cat([torch.zeros(len(away), 1), away.view(len(away), -1)], 1).double()
+        grid = (grid + problem.priors.log()[:problem.k] * (problem.k == 3)).softmax(-1)
+    else: grid = torch.cartesian_prod(*[torch.cat([torch.zeros(1), torch.logspace(-3, 1, 14)]).double()] * problem.k)
+    hits = [(torch.tensor(q) @ G).argmax(-1) for G in problem.gain(grid).split(500)]
+    return max(rank(problem, confusion_matrix(torch.tensor(y), h, 3)) for h in torch.cat(hits))
+
+@pytest.mark.parametrize('name', THREE)
+@pytest.mark.parametrize('temperature', [1, 10])
+def test_the_step_found_against_a_step_of_1_and_all_rules(name, temperature):
+    "Where no shift is feasible, Algorithm 3 has no reason to move: precision is left out of the comparison with all rules"
+    problem = THREE[name]([.7, .2, .1])
+    for seed in (0, 1):
+        q, y = drawn(seed, temperature, 200, bias=.7 * seed)
+        of = lambda gain: rank(problem, confusion_matrix(torch.tensor(y), bayes_rule(torch.tensor(q), gain), 3))
+        found, one = [of(post_shift(problem, q, y, step_size=s, iterations=600)[0]) for s in (None, 1.)]
+        best = best_of_all_rules(problem, q, y, temperature)
+        assert found[0] >= one[0] and found[1] > one[1] - .03 or found[0] > one[0]
+        if of(torch.eye(3).double())[0] == 0 or problem.domain == 'simplex': assert found[0] > best[0] or found[0] == best[0] and found[1] > best[1] - .03
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.sampled_from([*EVERY]), st.integers(4, 6), st.integers(8, 60), st.sampled_from([None, None, .1, 10]))
+def test_the_result_is_never_worse_than_no_shift_and_boosts_no_class_nobody_saw(seed, name, m, n, step):
+    "Absent classes, weights of 0, soft labels, shrinkage; for classes nobody saw, predictions are among those of plain argmax"
+    g = torch.Generator().manual_seed(seed)
+    p, y = random_sample(seed, m, n)
+    absent = torch.rand(m, generator=g) < (0, .3, .6)[seed % 3]
+    y = y.where(~absent[y], int((~absent).double().argmax()))
+    target = y if seed % 2 else .9 * torch.nn.functional.one_hot(y, m) + .1 * torch.nn.functional.one_hot(y.flip(0), m)
+    w = torch.ones(n) if seed % 5 else torch.rand(n, generator=g).round(decimals=1).clamp(min=.0) + (torch.arange(n) == 0)
+    priors = torch.rand(m, generator=g).double() + .05
+    make = EVERY[name] if m == 4 or name not in MIXED else PROBLEMS['coverage']
+    problem = make(priors / priors.sum())
+    if seed % 7 == 0: problem = as_custom(problem)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        gain, _ = post_shift(problem, p, target, w, step_size=step, iterations=40, shrinkage=(0, .5, 1)[seed % 3])
+        contest, w = SaddlePoint(problem), w.double() / w.sum()
+        for h in (p.argmax(1), bayes_rule(p, gain)): contest.update(sample_confusion(target.double() if target.ndim == 2 else target, h, w, m))
+    assert contest._rank(1) >= contest._rank(0)
+    seen = sample_confusion(target.double() if target.ndim == 2 else target, p.argmax(1), w, m).sum(1) > 0
+    unseen = ~seen[bayes_rule(p, gain)]
+    assert (bayes_rule(p, gain)[unseen] == p.argmax(1)[unseen]).all()
+
+
+TWO_OF_THREE = np.array([[.6, .35, .05]] * 6 + [[.5, .45, .05]] * 4), np.array([0] * 6 + [1] * 4)
+
+@pytest.mark.parametrize('step', [None, 1.])
+@pytest.mark.filterwarnings('ignore:no examples')
+def test_a_class_nobody_saw_does_not_stand_in_the_way(step):
+    "Worst recall 0 once, 1 without class 2"
+    post = PostShiftClassifier(worst_case_recall, priors=[.58, .38, .04], classes=[0, 1, 2], step_size=step, cv=None).fit(*TWO_OF_THREE)
+    assert post.objective_ == 1 and (post.predict(TWO_OF_THREE[0]) == TWO_OF_THREE[1]).all()
+    assert post.predict([[.1, .1, .8]]) == [2] # It can still be predicted
+
+@pytest.mark.filterwarnings('ignore:no examples')
+@pytest.mark.parametrize('make', [lambda p: worst_case_recall(p, [0, 1, 1]), lambda p: recall_constraint(p, .9), lambda p: precision_constraint(p, .9), coverage_constraint,
+    balanced_coverage_constraint, lambda p: balanced_coverage_constraint(p, groups=[0, 1, 1]), average_recall_goal])
+def test_nor_in_that_of_other_goals(make):
+    q, y = TWO_OF_THREE
+    gain, _ = post_shift(make([.58, .38, .04]), q, y)
+    predicted = bayes_rule(torch.tensor(q), gain)
+    assert (predicted == torch.tensor(y)).all() and not (predicted == 2).any()
+
+
+def test_a_missed_target_without_a_better_rule_is_told():
+    p, y = torch.full((8, 2), .5), torch.tensor([0] * 4 + [1] * 4)
+    with pytest.warns(UserWarning, match='found no rule better than the model as it came, which misses the target of class 1') as told: post_shift(recall_constraint([.5, .5], .9), p, y)
+    assert len(told) == 1 and '\n' not in str(told[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        post_shift(recall_constraint([.5, .5], .9), p, y, shrinkage=1.) # No shift is what was asked for
+        post_shift(worst_case_recall([.5, .5]), p, y)
+
+
+def test_bounds_of_multipliers_and_the_tolerance_are_within_reach():
+    q, y = drawn(0)
+    problem, top = recall_constraint([.7, .2, .1], .99), lambda game: max(h['multipliers'].max() for h in game.history)
+    for step in (None, 1.):
+        assert top(post_shift(problem, q, y, step_size=step, max_multiplier=.2)[1]) <= .2 < top(post_shift(problem, q, y, step_size=step)[1])
+    low = lambda **k: min(h['multipliers'].min() for h in post_shift(worst_case_recall([.7, .2, .1]), q, y, step_size=5., **k)[1].history)
+    assert low(floor=.1) > .09 > low()
+    fit = lambda tolerance: PostShiftClassifier(lambda p: recall_constraint(p, .6), tolerance=tolerance, cv=None).fit(q, y)
+    assert fit(.01).objective_ >= fit(0.).objective_ and fit(.01).reduction_.tolerance == .01 and (fit(0.).violations_ <= 0).all()
+
+
+def test_data_frames_all_the_way():
+    import pandas as pd
+    q, y = drawn(0)
+    problem, frame, labels = worst_case_recall([.7, .2, .1]), pd.DataFrame(q, columns=list('abc')), pd.Series(y, index=range(7, 307))
+    gain, _ = post_shift(problem, frame, labels, pd.Series(np.ones(300)), iterations=50)
+    assert torch.equal(gain, post_shift(problem, q, y, iterations=50)[0]) and torch.equal(gain, post_shift(problem, q, labels.to_frame(), iterations=50)[0])
+    assert bayes_rule(frame, pd.DataFrame(gain.numpy())).equal(bayes_rule(torch.tensor(q), gain)) and bayes_rule(q.tolist(), gain).equal(bayes_rule(torch.tensor(q), gain))

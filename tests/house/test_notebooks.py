@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from nbdev.test import test_nb as run_notebook
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CHAPTERS = [p for p in sorted((ROOT / 'nbs').glob('*.ipynb')) if '"parameters"' not in p.read_text(encoding='utf-8')]
 
 
