@@ -103,6 +103,7 @@ def with_options(*options): # From `options_of`
 
 # %% ../nbs/08_cli.ipynb #b0911caa
 @app.command()
+# chkstyle: ignore-node
 @with_options(*options_of(Spec, Recipe, without=('objective', 'loss', 'seed')))
 def train(
     dataset: str = typer.Option('digits-lt', help=f"one of {', '.join(DATASETS)}, or the path of a folder with a sub-folder of images for each class, or of an .npz"),
@@ -273,6 +274,7 @@ def given_parameters(pairs): # Strings NAME=VALUE, values in YAML
         except yaml.YAMLError: raise InputError(f"the value of parameter '{name}', {text!r}, is not YAML; write {name}=3 or '{name}=[a, b]'") from None
     return given
 
+# %% ../nbs/08_cli.ipynb #d23464a4
 def given_to(chosen, given, preset, out, seeds, data): # Studies; {parameter: value}; the options of `ncdo paper`
     "{study: {parameter: value}}, each parameter to the studies that have it, checked"
     known = {s: notebook_parameters(s) for s in chosen}

@@ -173,6 +173,7 @@ def source_hash(model): # 'package.module:factory'
         if file and file.endswith('.py'): h.update(name.encode() + Path(file).read_bytes())
     return h.hexdigest()[:16]
 
+# %% ../nbs/04_networks.ipynb #5a6428e5
 def enlarged(model): # Name of a network
     "The name without, and the side after, its @"
     name, at, side = model.partition('@')

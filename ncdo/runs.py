@@ -9,7 +9,7 @@ __all__ = ['GOALS', 'FIRST_FIELDS', 'PRESETS', 'UPDATES', 'one_of', 'Goal', 'cou
            'own_recipe']
 
 # %% ../nbs/07_runs.ipynb #147597e5
-import dataclasses, functools, hashlib, importlib.metadata, io, json, math, platform, types, typing, zipfile
+import dataclasses, functools, hashlib, importlib.metadata, io, json, math, platform, zipfile
 import numpy as np, torch
 from pathlib import Path
 from . import gains
@@ -18,7 +18,7 @@ from .gains import InputError, average_recall, balanced_coverage, confusion_matr
 from .losses import KINDS
 from .postshift import PostShiftClassifier
 from .common import check_fields, option, write_atomically
-from .networks import build, enlarged, model_source, source_hash
+from .networks import build, model_source, source_hash
 from .training import Recipe
 
 # %% ../nbs/07_runs.ipynb #b549898d
@@ -47,8 +47,7 @@ def _weights(spec, m):
     if spec.weighted_class >= m: raise InputError(f'weighted_class is {spec.weighted_class}, outside the classes 0..{m - 1}')
     return torch.ones(m, dtype=torch.float64).index_fill(0, torch.tensor(spec.weighted_class), spec.weight)
 
-GOALS = dict(
-    accuracy=Goal(lambda p, s, t: gains.accuracy_goal(p), measured=False, shift=False, overall='accuracy at the training mix',
+GOALS = dict(accuracy=Goal(lambda p, s, t: gains.accuracy_goal(p), measured=False, shift=False, overall='accuracy at the training mix',
         wanted='as many right answers as possible, on images mixed like the training sample'))
 GOALS['weighted-accuracy'] = Goal(lambda p, s, t: gains.accuracy_goal(p, _weights(s, len(p))), measured=False, shift=False, asks=('weighted_class', 'weight'),
     wanted='as many right answers as possible, where one class counts more than the others')
@@ -69,8 +68,6 @@ GOALS['coverage'] = Goal(lambda p, s, t: gains.coverage_constraint(p, s.fraction
 GOALS['balanced-coverage'] = Goal(lambda p, s, t: gains.balanced_coverage_constraint(p, s.fraction, s.class_groups(t), t), asks=('fraction', 'groups'),
     target=lambda s, m: s.fraction / m, quantity='share of predictions', values=lambda C, p: balanced_coverage(C),
     wanted='the average recall as high as possible, while {each} gets at least {fraction} of an equal share of the predictions, that is {target}')
-
-
 
 # %% ../nbs/07_runs.ipynb #42c27b87
 FIRST_FIELDS = ('dataset', 'model', 'objective', 'loss', 'step_size', 'seed', 'split_seed', 'groups', 'tail', 'fraction', 'tau', # chkstyle: ignore-node
@@ -158,9 +155,9 @@ def assessment(
     "Metrics, per-class recall and coverage, objective and largest violation, and the counts behind them"
     C = confusion_matrix(y, predicted, problem.m)
     objective, violations = problem.evaluate(C)
-    bound = problem.demands
+    bound, met = problem.demands, problem.met(violations, tolerance).all().item()
     return dict(metrics(C, groups), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
-        worst_violation=violations.nan_to_num(nan=-math.inf).max().item() if bound else None, met=problem.met(violations, tolerance).all().item() if bound else None,
+        worst_violation=violations.nan_to_num(nan=-math.inf).max().item() if bound else None, met=met if bound else None,
         confusion=(C * len(y)).round().int().tolist())
 
 # %% ../nbs/07_runs.ipynb #0bcda12b

@@ -14,9 +14,9 @@ import ast, configparser, dataclasses, functools, hashlib, json, os, re, types, 
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 import pandas as pd, torch, yaml
-from .data import DATASETS, locate
+from .data import locate
 from .gains import InputError
-from .runs import PRESETS, Spec, one_of, post_shift_run, recipe_spec
+from .runs import PRESETS, one_of, post_shift_run, recipe_spec
 from .common import VALUES, check_value, write_atomically
 
 # %% ../nbs/07d_studies.ipynb #76441794
@@ -138,6 +138,7 @@ def studies():
     if not found: raise InputError(f'the studies are missing from {HOME}; install ncdo again')
     return found
 
+# %% ../nbs/07d_studies.ipynb #40f4d9a5
 def study_notebook(study): return studies()[one_of(study, studies(), 'study')] # Path
 
 def studies_at(preset): # Name
@@ -157,17 +158,18 @@ def tagged(path, tag): # Notebook; tag of a cell
     return found[0]
 
 def notebook_parameters(study): # Name
-    "{name: (kind, default)} of the parameters of a study"
-    return {n.target.id: (ast.literal_eval(n.annotation), ast.literal_eval(n.value)) for n in ast.parse(tagged(study_notebook(study), 'parameters')).body}
+    "{name: (kind, default)} of the parameters of a study, written `name = default  # kind: what it is`"
+    rows = [re.fullmatch(r'(\w+) = (.*?)  # ([\w\[\]]+): .+', line) for line in tagged(study_notebook(study), 'parameters').splitlines()]
+    if not all(rows): raise InputError(f"a parameter of {study} is not written as name = default  # kind: what it is")
+    return {row[1]: (row[3], ast.literal_eval(row[2])) for row in rows}
 
 # %% ../nbs/07d_studies.ipynb #6115e785
-def _is_list(v, member):
-    return isinstance(v, list) and len(v) > 0 and all(map(member, v)) and len(v) == len({str(x) for x in v})
+def _unlike(v): return len(v) == len({str(x) for x in v})
+def _is_list(v, member): return isinstance(v, list) and len(v) > 0 and all(map(member, v)) and _unlike(v)
 def _count(v): return VALUES['count'][0](v)
 def _known(v): return isinstance(v, str) and bool(locate(v)) # Raises for a name that is not known
 
-KINDS = VALUES | dict(
-    preset=(lambda v: isinstance(v, str) and bool(one_of(v, PRESETS, 'preset')), 'the name of a preset'),
+KINDS = VALUES | dict(preset=(lambda v: isinstance(v, str) and bool(one_of(v, PRESETS, 'preset')), 'the name of a preset'),
     dataset=(_known, 'the name of a data set'),
     datasets=(lambda v: _is_list(v, _known), 'a list of data sets, each once, such as [digits-lt]'),
     seeds=(lambda v: _count(v) or isinstance(v, dict) and len(v) > 0 and all(map(_known, v)) and all(map(_count, v.values())),
@@ -176,6 +178,7 @@ KINDS = VALUES | dict(
         'a list of pairs of a data set and class or head-tail, such as [[digits-lt, class]]'),
     folder=(lambda v: isinstance(v, (str, Path)), 'the path of a folder'))
 
+# %% ../nbs/07d_studies.ipynb #1f16138f
 def check_parameter(name, value, kind): # Name and value of a parameter; key of `KINDS`, or list[key]
     "Refuse a value of another kind, or out of range"
     inner = re.fullmatch(r'list\[(\w+)\]', kind)
@@ -214,7 +217,7 @@ def settle(study, names): # Name; `globals()` of its notebook, right after its p
 # %% ../nbs/07d_studies.ipynb #8a56cb46
 def study_runs(study, given): # Name; {name: value}
     "Parameters, runs and post-shifts of a study, from its notebook, without executing the rest"
-    names = dict(given)
+    names = {k: v for k, v in globals().items() if callable(v)} | dict(given) # What such a cell may use: this chapter
     exec(tagged(study_notebook(study), 'runs'), names)
     shifts = [s for c in names.get('shifts', {}).values() for s in c]
     return names['p'], names.get('wanted', []), shifts
@@ -240,6 +243,7 @@ def on_record(spec, store, preset): # Run; folder of the run folders; name
     "Is there a record of it, here or in the checkout?"
     return (Path(store) / spec.id / 'record.json').exists() or spec.id in archived(preset)
 
+# %% ../nbs/07d_studies.ipynb #242057fe
 def borrow(specs, store, preset): # Runs wanted; folder of the run folders; name
     "Copy records that the checkout holds, and the post-shifts beside them, to where they are missing"
     wanted = [s.id for s in specs if s.id in archived(preset) and not (Path(store) / s.id / 'record.json').exists()]
