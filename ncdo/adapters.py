@@ -30,9 +30,11 @@ def _label_rows(output, labels, num_classes):
     "Scores and labels as rows; transformers has the classes of scores with three axes on the last"
     scores = getattr(output, 'logits', output)
     if not torch.is_tensor(scores):
-        raise InputError(f'the model returns a {type(output).__name__}; it must return scores, or an object with .logits')
+        what = type(output).__name__
+        raise InputError(f'the model returns a {what}; it must return scores, or an object with .logits')
     labels = torch.as_tensor(labels, device=scores.device)
-    if scores is not output and scores.ndim == 3 and labels.ndim == 2: scores, labels = scores.flatten(0, 1), labels.flatten()
+    classes_last = scores is not output and scores.ndim == 3 and labels.ndim == 2
+    if classes_last: scores, labels = scores.flatten(0, 1), labels.flatten()
     return score_rows(scores, labels, num_classes)[:2]
 
 def _scores_and_labels(model, batch, num_classes):
@@ -40,8 +42,11 @@ def _scores_and_labels(model, batch, num_classes):
     if isinstance(batch, Mapping) and 'labels' in batch:
         inputs = {k: _bring(v, model) for k, v in batch.items() if k != 'labels'}
         return _label_rows(model(**inputs), batch['labels'], num_classes)
-    if isinstance(batch, (tuple, list)) and len(batch) == 2: return _label_rows(model(_bring(batch[0], model)), batch[1], num_classes)
-    what = f'a dict with the keys {sorted(batch)[:5]}' if isinstance(batch, Mapping) else f'a {type(batch).__name__}'
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        x, y = batch
+        return _label_rows(model(_bring(x, model)), y, num_classes)
+    what = f'a {type(batch).__name__}'
+    if isinstance(batch, Mapping): what = f'a dict with the keys {sorted(batch)[:5]}'
     raise InputError(f"a batch is {what}; give pairs (x, y), or dicts with 'labels' beside the model's inputs")
 
 # %% ../nbs/20_own_loop.ipynb #dbe53355
@@ -66,19 +71,23 @@ def _refuse_sampler(layer, whole):
     "A sampler that draws with replacement, fills up the shares of processes, or leaves a rest out"
     name, inner = type(layer).__name__, _size(getattr(layer, 'sampler', None))
     if getattr(layer, 'replacement', False):
-        raise InputError(f'this {name} draws with replacement, some examples twice and others never; give the held-out data without a sampler')
+        raise InputError(f'this {name} draws with replacement, some examples twice and others never; '
+            'give the held-out data without a sampler')
     total = getattr(layer, 'total_size', None) if hasattr(layer, 'num_replicas') else None
     if None not in (total, whole) and total != whole:
-        raise InputError(f'this {name} {"repeats" if total > whole else "leaves out"} {abs(total - whole)} of {whole} examples; {SHARE}')
+        does = 'repeats' if total > whole else 'leaves out'
+        raise InputError(f'this {name} {does} {abs(total - whole)} of {whole} examples; {SHARE}')
     if getattr(layer, 'drop_last', False) and inner and layer.batch_size and inner % layer.batch_size:
-        raise InputError(f'drop_last=True leaves out {inner % layer.batch_size} of {inner} examples; give the held-out data with drop_last=False')
+        raise InputError(f'drop_last=True leaves out {inner % layer.batch_size} of {inner} examples; '
+            'give the held-out data with drop_last=False')
 
 def _refuse_loader(batches):
     "A loader of which it is known beforehand that it repeats examples or leaves some out"
     data = getattr(batches, 'dataset', None)
     for layer in _samplers(batches): _refuse_sampler(layer, _size(getattr(layer, 'dataset', data)))
     if getattr(data, 'num_processes', 1) > 1 and _size(data.dataset) is None:
-        raise InputError(f'a shared data set without a length is filled up with repeated examples, nobody knows how many; {SHARE}')
+        raise InputError('a shared data set without a length is filled up with repeated examples, '
+            f'nobody knows how many; {SHARE}')
 
 # %% ../nbs/20_own_loop.ipynb #5504c510
 def _processes(): return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -116,9 +125,11 @@ def _should_see(batches, seen):
 def _once(batches):
     "An iterator over the batches, or an error where it is known that there are none (left)"
     if inspect.isgenerator(batches) and inspect.getgeneratorstate(batches) != inspect.GEN_CREATED:
-        raise InputError('this generator of batches has been used, and gives its batches once; give a list of batches or a DataLoader')
+        raise InputError('this generator of batches has been used, and gives its batches once; '
+            'give a list of batches or a DataLoader')
+    what = f'batches is a {type(batches).__name__}; give a list of batches or a DataLoader'
     try: return iter(batches)
-    except TypeError: raise InputError(f'batches is a {type(batches).__name__}; give a list of batches or a DataLoader') from None
+    except TypeError: raise InputError(what) from None
 
 # %% ../nbs/20_own_loop.ipynb #425f044c
 def _see(model, batches, num_classes):
@@ -126,13 +137,15 @@ def _see(model, batches, num_classes):
     rows, seen = [], 0
     for batch in _once(batches):
         scores, labels = _scores_and_labels(model, batch, num_classes)
-        if labels.ndim > 1: raise InputError('the labels are distributions; a confusion matrix needs one class index an example')
+        soft = 'the labels are distributions; a confusion matrix needs one class index an example'
+        if labels.ndim > 1: raise InputError(soft)
         best, predicted = scores.max(-1)
         rows.append((labels, predicted, best.isfinite()))
         y = batch['labels'] if isinstance(batch, Mapping) else batch[1]
         seen += len(y) if getattr(y, 'ndim', 1) else 1
     if not rows and isinstance(batches, Iterator):
-        raise InputError(f'batches is a {type(batches).__name__} that yields nothing (more), as at a second update; give a list of batches or a DataLoader')
+        raise InputError(f'batches is a {type(batches).__name__} that yields nothing (more), as at a second update; '
+            'give a list of batches or a DataLoader')
     return [torch.cat(part).cpu() for part in zip(*rows)] if rows else [torch.empty(0).long()] * 3, seen
 
 def _count(model, batches, num_classes, ignore_index):
@@ -155,17 +168,19 @@ def _compare(seen, wanted, most):
     raise InputError(f'{seen:.0f} examples were seen by {_processes()} process(es) in a sample of {whole:.0f}: '
         f'this loader {"repeats" if seen > whole else "leaves out"} some; {mend}')
 
+# %% ../nbs/20_own_loop.ipynb #4b0c18a3
 @torch.no_grad()
 def measure_confusion(
     model, # Any module, also wrapped in `DistributedDataParallel`
-    batches, # Held-out data of this process: pairs (x, y), or dicts with 'labels'; other processes may have more or fewer
+    batches, # Held-out data of this process, pairs (x, y) or dicts with 'labels'; shares may differ in size
     num_classes, # m
     ignore_index=-100 # A label that counts for nothing
 ): # (m, m) float64 on the CPU, the same on every process
     "Confusion matrix of a model on all the held-out data of all the processes, each example once"
     if isinstance(model, DistributedDataParallel): model = model.module
     modes = {module: module.training for module in model.modules()}
-    counts, numbers, mistake = torch.zeros(num_classes, num_classes, dtype=torch.float64), [0, 0, 0], None
+    counts, numbers = torch.zeros(num_classes, num_classes, dtype=torch.float64), [0, 0, 0]
+    mistake = None
     model.eval()
     try: counts, numbers = _count(model, batches, num_classes, ignore_index)
     except InputError as e: mistake = e
@@ -175,21 +190,24 @@ def measure_confusion(
     message = torch.tensor([*numbers, mistake is not None], dtype=torch.float64)
     total = _add_up(torch.cat([counts.flatten(), message]).to(device)).cpu()
     counts, (*numbers, mistakes) = total[:-4].view_as(counts), total[-4:].tolist()
-    if mistakes: raise mistake or InputError('another process could not measure its share; its message says why')
+    elsewhere = 'another process could not measure its share; its message says why'
+    if mistakes: raise mistake or InputError(elsewhere)
     _compare(*numbers)
-    if not counts.any(): raise InputError('no held-out example to measure on; a confusion matrix needs at least one')
+    nothing = 'no held-out example to measure on; a confusion matrix needs at least one'
+    if not counts.any(): raise InputError(nothing)
     return counts / counts.sum()
 
 # %% ../nbs/20_own_loop.ipynb #807596f5
 def update_gain(
     model, # Any module
-    batches, # Held-out data, as `measure_confusion` takes them: a list or a loader, since every update needs them
+    batches, # Held-out data, as `measure_confusion` takes them: a list or a loader, used at every update
     reduction, # `SaddlePoint`
     loss_fn # `CostSensitiveLoss` or `DistilledLoss`
 ):
     "Measure on held-out data, move the multipliers, hand the loss its new gain"
     if not hasattr(loss_fn, 'set_gain'):
-        raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; give a CostSensitiveLoss or a DistilledLoss')
+        raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; '
+            'give a CostSensitiveLoss or a DistilledLoss')
     C = measure_confusion(model, batches, reduction.problem.m, getattr(loss_fn, 'ignore_index', -100))
     loss_fn.set_gain(reduction.update(C))
 
@@ -199,21 +217,27 @@ def _optional(
     extra # What to install
 ):
     "An optional library, or one line that says how to get it"
+    what = f"{name.split('.')[0]} is not installed; pip install 'ncdo[{extra}]'"
     try: return importlib.import_module(name)
-    except ImportError: raise InputError(f"{name.split('.')[0]} is not installed; pip install 'ncdo[{extra}]'") from None
+    except ImportError: raise InputError(what) from None
 
 # %% ../nbs/20_own_loop.ipynb #143a82fe
 def _check_callback(loss_fn, batches, every):
     "What both callbacks need: a loss that takes a gain, batches for more than one update, a whole number of steps"
     if not hasattr(loss_fn, 'set_gain'):
-        raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; give a CostSensitiveLoss or a DistilledLoss')
-    if isinstance(batches, Iterator) or not hasattr(batches, '__iter__') and not hasattr(batches, '__getitem__'):
-        raise InputError(f'batches is a {type(batches).__name__}; give what can be iterated over at every update, a list of batches or a DataLoader')
-    if not isinstance(every, Integral) or every < 1: raise InputError(f'every is {every}; give a whole number of steps, 1 or more')
+        raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; '
+            'give a CostSensitiveLoss or a DistilledLoss')
+    many = hasattr(batches, '__iter__') or hasattr(batches, '__getitem__')
+    if isinstance(batches, Iterator) or not many:
+        raise InputError(f'batches is a {type(batches).__name__}; give what can be iterated over at every update, '
+            'a list of batches or a DataLoader')
+    whole = isinstance(every, Integral) and every >= 1
+    if not whole: raise InputError(f'every is {every}; give a whole number of steps, 1 or more')
 
 def _warn_anew():
     "A run that goes on from a checkpoint without multipliers"
-    warnings.warn('this checkpoint was made without the callback and holds no multipliers: they start from those that reduction has now', stacklevel=2)
+    warnings.warn('this checkpoint was made without the callback and holds no multipliers: '
+        'they start from those that reduction has now', stacklevel=2)
 
 # %% ../nbs/20_own_loop.ipynb #b153ec31
 def lightning_callback(
@@ -228,7 +252,8 @@ def lightning_callback(
     class MultipliersCallback(lightning.Callback):
         state_key = 'ncdo'
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            if trainer.global_step % every == 0 and batch_idx % trainer.accumulate_grad_batches == 0: update_gain(module, batches, reduction, loss_fn)
+            due = trainer.global_step % every == 0 and batch_idx % trainer.accumulate_grad_batches == 0
+            if due: update_gain(module, batches, reduction, loss_fn)
 
         def state_dict(self): return reduction.state_dict()
 
@@ -241,11 +266,14 @@ def lightning_callback(
     return MultipliersCallback()
 
 # %% ../nbs/20_own_loop.ipynb #ea0ab845
-def _to_json(value): return dict(dtype=str(value.dtype).split('.')[1], values=value.tolist()) if torch.is_tensor(value) else value
+def _to_json(value):
+    if not torch.is_tensor(value): return value
+    return dict(dtype=str(value.dtype).split('.')[1], values=value.tolist())
 
 def _from_json(value):
     "A tensor as `_to_json` writes it, or as a list (version 0.1 wrote these); all else as it is"
-    if isinstance(value, dict) and 'dtype' in value: return torch.tensor(value['values'], dtype=getattr(torch, value['dtype']))
+    written = isinstance(value, dict) and 'dtype' in value
+    if written: return torch.tensor(value['values'], dtype=getattr(torch, value['dtype']))
     try: return torch.tensor(value, dtype=torch.float64)
     except (TypeError, ValueError): return value
 
@@ -279,10 +307,13 @@ def trainer_loss(
 ): # Function for `Trainer(compute_loss_func=...)`
     "The loss as the Hugging Face `Trainer` wants it: a sum, over the number of labels of the whole step"
     how = getattr(loss_fn, 'reduction', None)
-    if how != 'sum': raise InputError(f"the Trainer needs a loss module with reduction='sum', this {type(loss_fn).__name__} has {how!r}")
+    if how != 'sum':
+        raise InputError(f"the Trainer needs a loss module with reduction='sum', "
+            f'this {type(loss_fn).__name__} has {how!r}')
     def loss(outputs, labels, num_items_in_batch=None):
         scores = outputs.logits
-        count = (labels != loss_fn.ignore_index).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        count = num_items_in_batch
+        if count is None: count = (labels != loss_fn.ignore_index).sum().clamp(min=1)
         if scores.ndim == 3 and labels.ndim == 2: scores, labels = scores.flatten(0, 1), labels.flatten()
         return loss_fn(scores, labels) / count
     return loss
@@ -293,8 +324,11 @@ def mean_over_processes(
     count # How many examples it is the sum of
 ): # The loss to differentiate
     "A loss whose gradient, averaged by DDP, is that of the mean over the examples of all processes"
-    if total.ndim: raise InputError(f"the loss has shape {tuple(total.shape)}; give the sum over this process's examples, reduction='sum'")
-    return total * _processes() / _add_up(torch.as_tensor(count, dtype=total.dtype, device=total.device).clone()).clamp(min=1)
+    if total.ndim:
+        raise InputError(f"the loss has shape {tuple(total.shape)}; "
+            "give the sum over this process's examples, reduction='sum'")
+    count = torch.as_tensor(count, dtype=total.dtype, device=total.device).clone()
+    return total * _processes() / _add_up(count).clamp(min=1)
 
 # %% ../nbs/20_own_loop.ipynb #bfa24112
 def train_digits_on_ranks(
@@ -307,10 +341,12 @@ def train_digits_on_ranks(
     from ncdo.data import load
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     data, order = load('digits-lt'), torch.Generator().manual_seed(0)
-    device = torch.device('cuda', int(os.environ['LOCAL_RANK'])) if dist.is_initialized() and dist.get_backend() == 'nccl' else torch.device('cpu')
+    on_gpu = dist.is_initialized() and dist.get_backend() == 'nccl'
+    device = torch.device('cuda', int(os.environ['LOCAL_RANK'])) if on_gpu else torch.device('cpu')
     (x, y), (x_val, y_val) = [[t.to(device) for t in data.part(p)] for p in ('train', 'validation')]
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, data.num_classes)).to(device, dtype)
+    layers = nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, data.num_classes)
+    model = nn.Sequential(nn.Flatten(), *layers).to(device, dtype)
     if world > 1: model = DistributedDataParallel(model)
     optimiser = torch.optim.SGD(model.parameters(), lr=.05, momentum=.9)
     reduction = SaddlePoint(worst_case_recall(data.priors), step_size=1.)
@@ -331,7 +367,9 @@ def main():
     if 'WORLD_SIZE' in os.environ: dist.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')
     model, reduction = train_digits_on_ranks()
     multipliers = ' '.join(f'{x:.6f}' for x in reduction.multipliers)
-    if not dist.is_initialized() or dist.get_rank() == 0: print(f'worst recall (validation) {reduction.history[-1]["objective"]:.4f}, multipliers {multipliers}')
+    worst = reduction.history[-1]['objective']
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    if first: print(f'worst recall (validation) {worst:.4f}, multipliers {multipliers}')
     if dist.is_initialized(): dist.destroy_process_group()
 
 if __name__ == '__main__' and '__file__' in globals(): main()

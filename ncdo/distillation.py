@@ -43,6 +43,7 @@ def distilled_table_loss(
     shifted = scores - log_diag.to(scores).unsqueeze(-2) - gamma * z.clamp(min=smallest).log()
     return -(z ** (1 - gamma) * shifted.log_softmax(-1)).sum(-1)
 
+# %% ../nbs/06_distillation.ipynb #272cd56b
 def distilled_loss(
     logits, # (n, m) scores of the student, or a layout of `score_rows`; predict with their argmax
     teacher, # (n, m) teacher labels, of the same shape
@@ -89,7 +90,7 @@ class DistilledLoss(nn.Module):
         how = self.gamma, self.reduction
         return distilled_loss(logits, teacher, self.gain, self.diag, *how)
 
-# %% ../nbs/06_distillation.ipynb #dbec91e7
+# %% ../nbs/06_distillation.ipynb #d3ed5e2a
 @patch
 def load_state_dict(self:DistilledLoss, state_dict, strict=True, assign=False):
     "As `nn.Module.load_state_dict`; what is missing, or for other classes, is named in a line"

@@ -46,8 +46,10 @@ class Stack:
         fast = self.device.type == 'cuda' and can_compile() if fast is None else fast
         check_members(members, recipe)
         self.source = model_source(model)
-        self.images, self.weights = Images(members, recipe, self.device, dtype), Weights(members, recipe, model, self.device, dtype)
-        self.goals = Goals(members, -(-recipe.steps // recipe.update_every), self.device, dtype, check=not fast)
+        self.images = Images(members, recipe, self.device, dtype)
+        self.weights = Weights(members, recipe, model, self.device, dtype)
+        updates = -(-recipe.steps // recipe.update_every)
+        self.goals = Goals(members, updates, self.device, dtype, check=not fast)
         self.clock = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.broken = torch.full((len(members),), -1, device=self.device) # First step whose loss was not finite
         self.half = fast and dtype == torch.float32 and has_bfloat16()
@@ -61,11 +63,15 @@ class Stack:
 def check_members(members, recipe): # List of `Member`; `Recipe`
     "One line on members that cannot train together"
     data = members[0].data
-    if any(m.data.x is not data.x for m in members): raise InputError('members of a stack must share one pool of images')
-    if len({m.labels is None for m in members}) > 1: raise InputError('members of a stack must all have teacher labels, or none')
+    one_pool = all(m.data.x is data.x for m in members)
+    if not one_pool: raise InputError('members of a stack must share one pool of images')
+    mixed = len({m.labels is None for m in members}) > 1
+    if mixed: raise InputError('members of a stack must all have teacher labels, or none')
     for m in members:
-        if 'teacher' in kind_of(m.loss).needs and m.labels is None: raise InputError(f"loss '{m.loss}' needs teacher labels")
-    if recipe.batch_size > len(data.train): raise InputError(f'batch size {recipe.batch_size} exceeds the {len(data.train)} training images')
+        untaught = 'teacher' in kind_of(m.loss).needs and m.labels is None
+        if untaught: raise InputError(f"loss '{m.loss}' needs teacher labels")
+    n, size = len(data.train), recipe.batch_size
+    if size > n: raise InputError(f'batch size {size} exceeds the {n} training images')
     if any(m.recipe and m.recipe.pace != recipe.pace for m in members):
         raise InputError('members of a stack must agree in steps, batch size, augmentation and the period of updates')
     for m in members: m.tables(m.problem.gain(torch.ones(m.problem.k)), m.priors)
@@ -102,8 +108,9 @@ def _measure_and_move(self:Stack): self.goals.move(self.confusion('validation'))
 @patch
 @contextlib.contextmanager
 def _own_chance(self:Stack):
-    "Dropout and the like, in a network that trains alone, follow from its seed and the step, so that a resumed run draws the same"
-    with torch.random.fork_rng([self.device] if self.device.type == 'cuda' else [], enabled=self.source != 'ncdo'):
+    "Dropout and the like follow from seed and step, so that a resumed run draws the same"
+    devices = [self.device] if self.device.type == 'cuda' else []
+    with torch.random.fork_rng(devices, enabled=self.source != 'ncdo'):
         if self.source != 'ncdo': torch.manual_seed(self.members[0].seed * 2 ** 32 + self.step)
         yield
 
@@ -113,7 +120,8 @@ def look_for_nan(self:Stack):
     "Stop if a loss has not been finite; waits for the device"
     if (first := self.broken.tolist()) == [-1] * len(first): return
     k, step = next((k, t) for k, t in enumerate(first) if t >= 0)
-    raise InputError(f'training diverged at step {step} (the loss of member {k}, seed {self.members[k].seed}, is not finite); lower the learning rate or step size')
+    raise InputError(f'training diverged at step {step} (the loss of member {k}, seed {self.members[k].seed}, '
+        'is not finite); lower the learning rate or step size')
 
 # %% ../nbs/04b_stacks.ipynb #c8025526
 @patch
@@ -122,27 +130,37 @@ def scores(self:Stack, part):
     "(K, n, m) scores on 'train', 'validation' or 'test'"
     self.weights.net.eval()
     index = self.images.parts[part]
-    n, chunk = index.shape[1], self.recorder.chunk() if self.fast else max(1, 2 ** 19 // (len(self.members) * self.images.pool[0].numel()))
+    n, image = index.shape[1], self.images.pool[0].numel()
+    chunk = self.recorder.chunk() if self.fast else max(1, 2 ** 19 // (len(self.members) * image))
     if self.fast: index = F.pad(index, (0, -n % chunk))
-    with self.precision(): return torch.cat([self.weights.net(self.images.take(i)) for i in index.split(chunk, 1)], 1)[:, :n]
+    with self.precision():
+        pieces = [self.weights.net(self.images.take(i)) for i in index.split(chunk, 1)]
+        return torch.cat(pieces, 1)[:, :n]
 
 @patch
 def confusion(self:Stack, part):
     "(K, m, m) confusion matrices on one part"
-    predicted = self.scores(part).argmax(-1)
-    return confusion_matrix(self.images.y[self.images.parts[part]], predicted, self.members[0].data.num_classes, check=False)
+    predicted, target = self.scores(part).argmax(-1), self.images.y[self.images.parts[part]]
+    return confusion_matrix(target, predicted, self.members[0].data.num_classes, check=False)
 
 # %% ../nbs/04b_stacks.ipynb #c74e7e46
 def can_compile():
     "Is there what `torch.compile` needs on a GPU? Warns if not"
-    if importlib.util.find_spec('triton') and (os.environ.get('CC') or any(map(shutil.which, ('gcc', 'clang', 'cc')))): return True
-    warnings.warn('Triton, or a C compiler for it, is missing: networks are not compiled, and train several times slower on a GPU')
+    compiler = os.environ.get('CC') or any(map(shutil.which, ('gcc', 'clang', 'cc')))
+    if importlib.util.find_spec('triton') and compiler: return True
+    warnings.warn('Triton, or a C compiler for it, is missing: networks are not compiled, '
+        'and train several times slower on a GPU')
 
-def has_bfloat16(): return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False) and not torch.version.hip
-def gpu_memory(device): return torch.cuda.get_device_properties(device).total_memory if torch.device(device).type == 'cuda' else math.inf # Bytes
+def has_bfloat16():
+    if not torch.cuda.is_available() or torch.version.hip: return False
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+def gpu_memory(device): # Bytes
+    if torch.device(device).type != 'cuda': return math.inf
+    return torch.cuda.get_device_properties(device).total_memory
 
 # %% ../nbs/04b_stacks.ipynb #c86e5a4a
-PIXELS = 2500 * 24 * 32 ** 2 # Of all members together that are measured at a time on a GPU; as many as 24 runs on half of CIFAR's validation images
+PIXELS = 2500 * 24 * 32 ** 2 # Measured at a time on a GPU: of 24 runs, on half of CIFAR's validation images
 ROOMY = 40e9 # Bytes of a GPU's memory from which on that many fit
 
 class Recorder:
@@ -217,9 +235,15 @@ def load(self:Stack, path, name=''):
     from safetensors import SafetensorError, safe_open
     try:
         with safe_open(path, 'pt') as f: tensors, meta = {k: f.get_tensor(k) for k in f.keys()}, f.metadata()
-    except OSError as e: raise InputError(f'checkpoint {path} cannot be read ({e.strerror or e}); mend its permissions, or the disk') from None
-    except SafetensorError as e: raise InputError(f'checkpoint {path} is damaged and cannot be read ({e}); remove it to start afresh') from None
-    if meta['name'] != name: raise InputError(f"checkpoint {path} is of another run ({meta['name']}); remove it, or give another folder")
+    except OSError as e:
+        raise InputError(f'checkpoint {path} cannot be read ({e.strerror or e}); '
+            'mend its permissions, or the disk') from None
+    except SafetensorError as e:
+        raise InputError(f'checkpoint {path} is damaged and cannot be read ({e}); '
+            'remove it to start afresh') from None
+    if meta['name'] != name:
+        raise InputError(f"checkpoint {path} is of another run ({meta['name']}); "
+            'remove it, or give another folder')
     if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in self.state().items()}:
         raise InputError(f'checkpoint {path} was written by another version of ncdo; remove it to start afresh')
     self.restore(tensors)
@@ -234,7 +258,8 @@ def fit(
     name='' # What this stack is, kept in the checkpoint
 ): # One `Result` for each member
     "Train a stack to the end of its recipe"
-    steps, save_every, look_every = stack.recipe.steps, save_every or min(1000, max(1, stack.recipe.steps // 20)), 50 if stack.fast else 1
+    steps, look_every = stack.recipe.steps, 50 if stack.fast else 1
+    save_every = save_every or min(1000, max(1, steps // 20))
     if checkpoint and Path(checkpoint).exists():
         stack.load(checkpoint, name)
         progress(stack.step)
@@ -249,10 +274,13 @@ def fit(
     stack.recorder.graphs.clear() # Their memory, for the training sample
     return results_of(stack)
 
+# %% ../nbs/04b_stacks.ipynb #275ab9a3
 def results_of(stack): # `Stack` at the end of its recipe
     "One `Result` for each member"
-    scores, K = {p: stack.scores(p).float().cpu() for p in ('train', 'validation', 'test')}, len(stack.members)
+    K, parts = len(stack.members), ('train', 'validation', 'test')
+    scores = {p: stack.scores(p).float().cpu() for p in parts}
     chunks = {n: v.chunk(K) if v.ndim else [v] * K for n, v in stack.weights.net.state_dict().items()}
     weights = [{n: c[k].cpu().clone() for n, c in chunks.items()} for k in range(K)]
     goals, every = stack.goals, stack.recipe.update_every
-    return [Result(**{p: s[k] for p, s in scores.items()}, history=goals.history(k, every), reduction=goals.reduction(k), weights=weights[k]) for k in range(K)]
+    return [Result(**{p: s[k] for p, s in scores.items()}, history=goals.history(k, every),
+        reduction=goals.reduction(k), weights=weights[k]) for k in range(K)]

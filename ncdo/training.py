@@ -55,12 +55,14 @@ def draw_order(
     "Which images a run sees at each step, and how they are cropped and flipped"
     g = torch.Generator().manual_seed(seed)
     wanted = recipe.steps * recipe.batch_size
-    order = torch.cat([train[torch.randperm(len(train), generator=g)] for _ in range(-(-wanted // len(train)))])[:wanted]
-    shape = recipe.steps, recipe.batch_size
+    epochs, shape = -(-wanted // len(train)), (recipe.steps, recipe.batch_size)
+    order = torch.cat([train[torch.randperm(len(train), generator=g)] for _ in range(epochs)])[:wanted]
     if not recipe.augment: return order.view(shape), None
     offsets = torch.randint(0, 2 * border + 1, (*shape, 2), generator=g, dtype=torch.uint8)
-    return order.view(shape), torch.cat([offsets, torch.randint(0, 2, (*shape, 1), generator=g, dtype=torch.uint8)], -1)
+    flips = torch.randint(0, 2, (*shape, 1), generator=g, dtype=torch.uint8)
+    return order.view(shape), torch.cat([offsets, flips], -1)
 
+# %% ../nbs/04a_training.ipynb #e3416454
 def crop_and_flip(
     padded, # (N, c, h + 2 * border, w + 2 * border) pool
     index, # (...,) images
@@ -77,7 +79,7 @@ def crop_and_flip(
     return crop.movedim(-1, -3)
 
 # %% ../nbs/04a_training.ipynb #0d0f5b29
-def look_up(pool, index, chance, mean, std, border): # Padded pool; (K, n) images; crops; (K, 1, c, 1, 1) each; width of the padding
+def look_up(pool, index, chance, mean, std, border): # mean, std (K, 1, c, 1, 1); border, the width of the padding
     "(K, n, c, h, w) images of the pool, cropped at random if `chance` says where, and normalised"
     h, w = pool.shape[-2:]
     if chance is not None: x = crop_and_flip(pool, index, chance, border)
@@ -91,39 +93,47 @@ class Images:
         data = members[0].data
         self.border = min(127, min(data.x.shape[-2:]) // 8) if recipe.augment else 0
         self.pool, self.y = F.pad(data.x, [self.border] * 4).to(device), data.y.to(device)
-        self.parts = {p: torch.stack([getattr(m.data, p) for m in members]).to(device) for p in ('train', 'validation', 'test')}
+        each = lambda part: torch.stack([getattr(m.data, part) for m in members]).to(device)
+        self.parts = {p: each(p) for p in ('train', 'validation', 'test')}
         seen = [data.x[m.data.train].to(dtype) for m in members]
-        self.mean, self.std = [torch.stack([f(x, (0, 2, 3)) for x in seen])[:, None, :, None, None].to(device) for f in (torch.mean, torch.std)]
+        moment = lambda f: torch.stack([f(x, (0, 2, 3)) for x in seen])[:, None, :, None, None].to(device)
+        self.mean, self.std = moment(torch.mean), moment(torch.std)
         orders, chance = zip(*[draw_order(m.data.train, recipe, m.seed, self.border) for m in members])
         self.order = torch.stack(orders, 1).to(device)
         self.chance = torch.stack(chance, 1).to(device) if recipe.augment else None
         self.labels, self.look_up = None, look_up
         if members[0].labels is not None: self._place_labels(members, dtype)
 
-    def _place_labels(self, members, dtype):
-        "Teacher labels, and the row of each training image among them"
-        train = self.parts['train']
-        self.labels = torch.stack([m.labels for m in members]).to(train.device, dtype)
-        rows = torch.arange(train.shape[1], device=train.device).expand_as(train)
-        self.label_row = train.new_zeros(len(train), len(self.pool)).scatter_(1, train, rows)
+# %% ../nbs/04a_training.ipynb #673fc76b
+@patch(as_prop=True)
+def size(self:Images): return [s - 2 * self.border for s in self.pool.shape[-2:]] # Height and width of an image
 
-    @property
-    def size(self): return [s - 2 * self.border for s in self.pool.shape[-2:]] # Height and width of an image
+@patch
+def take(self:Images, index, chance=None): # (K, n) into the pool; (K, n, 3) crops and flips -> (K, n, c, h, w)
+    return self.look_up(self.pool, index, chance, self.mean, self.std, self.border)
 
-    def take(self, index, chance=None): # (K, n) into the pool; (K, n, 3) crops and flips -> (K, n, c, h, w)
-        return self.look_up(self.pool, index, chance, self.mean, self.std, self.border)
+@patch
+def targets(self:Images, index): # (K, n) into the pool
+    "(K, n) class indices, or (K, n, m) teacher labels"
+    if self.labels is None: return self.y[index]
+    rows = self.label_row.gather(1, index).unsqueeze(-1)
+    return self.labels.gather(1, rows.expand(-1, -1, self.labels.shape[-1]))
 
-    def targets(self, index): # (K, n) into the pool
-        "(K, n) class indices, or (K, n, m) teacher labels"
-        if self.labels is None: return self.y[index]
-        rows = self.label_row.gather(1, index).unsqueeze(-1)
-        return self.labels.gather(1, rows.expand(-1, -1, self.labels.shape[-1]))
+@patch
+def batch(self:Images, step): # (1,) tensor on the device
+    "Images and targets of a training step"
+    index = self.order.index_select(0, step)[0]
+    chance = None if self.chance is None else self.chance.index_select(0, step)[0]
+    return self.take(index, chance), self.targets(index)
 
-    def batch(self, step): # (1,) tensor on the device
-        "Images and targets of a training step"
-        index = self.order.index_select(0, step)[0]
-        chance = None if self.chance is None else self.chance.index_select(0, step)[0]
-        return self.take(index, chance), self.targets(index)
+# %% ../nbs/04a_training.ipynb #3b6d9bd8
+@patch
+def _place_labels(self:Images, members, dtype):
+    "Teacher labels, and the row of each training image among them"
+    train = self.parts['train']
+    self.labels = torch.stack([m.labels for m in members]).to(train.device, dtype)
+    rows = torch.arange(train.shape[1], device=train.device).expand_as(train)
+    self.label_row = train.new_zeros(len(train), len(self.pool)).scatter_(1, train, rows)
 
 # %% ../nbs/04a_training.ipynb #f5d49c40
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +159,7 @@ class Member:
         if self.loss != 'auto': return self.loss
         return 'logit-adjusted' if is_diagonal(self.problem.gain(torch.ones(self.problem.k))) else 'hybrid-b'
 
-    def tables(self, gain, priors, check=True): # (m, m); (m,) on the same device; name a gain that does not fit the loss?
+    def tables(self, gain, priors, check=True): # (m, m); (m,); name a gain that does not fit the loss?
         "What its loss takes beside scores and labels"
         return kind_of(self.kind).tables(gain, priors=priors, gamma=self.gamma, check=check)
 
@@ -164,67 +174,96 @@ def descend(vector, momentum, grads, rate, inertia, nesterov, decay):
 # %% ../nbs/04a_training.ipynb #07d06fd3
 class Weights:
     "The networks of a stack, their weights as one vector, and how it moves"
-    def __init__(self, members, recipe, model, device, dtype): # List of `Member`; `Recipe`; name, see `build`; torch device; torch dtype
+    def __init__(self,
+        members, # List of `Member`
+        recipe, # `Recipe`
+        model, # Name, see `build`
+        device, # Torch device
+        dtype # Torch dtype
+    ):
         data, recipes, K = members[0].data, [m.recipe or recipe for m in members], len(members)
-        self.net = build(model, data.x.shape[1:], data.num_classes, [m.seed for m in members]).to(device, dtype)
+        net = build(model, data.x.shape[1:], data.num_classes, [m.seed for m in members])
+        self.net = net.to(device, dtype)
         named = [(n, p) for n, p in self.net.named_parameters() if p.requires_grad]
         self.parameters, sizes = [p for _, p in named], [p.numel() for _, p in named]
         self.vector = torch.cat([p.detach().flatten() for p in self.parameters])
         for p, piece in zip(self.parameters, self.vector.split(sizes)): p.data = piece.view_as(p)
         self.momentum, self.descend = torch.zeros_like(self.vector), descend
         owner = torch.cat([torch.arange(K).repeat_interleave(n // K) for n in sizes]).to(device)
-        kernels = torch.cat([torch.full((p.numel(),), float(p.ndim > 1 and name.endswith('weight'))) for name, p in named]).to(device, dtype)
+        is_kernel = [float(p.ndim > 1 and name.endswith('weight')) for name, p in named]
+        kernels = torch.cat([torch.full((n,), k) for n, k in zip(sizes, is_kernel)]).to(device, dtype)
         self._place_rates(recipes, owner, kernels)
 
-    def _place_rates(self, recipes, owner, kernels): # Of each member; (weights,) whose each is; (weights,) 1 for kernels
-        "Momentum, decay and the rates of all steps: one number where members agree, or else one for each weight"
-        def spread(values):
-            values = torch.tensor(values, dtype=kernels.dtype, device=kernels.device)
-            return values[0] if (values == values[0]).all() else values[owner]
-        self.inertia, self.nesterov = spread([r.momentum for r in recipes]), spread([float(r.nesterov) for r in recipes])
-        spared = spread([float(r.decay_kernels_only) for r in recipes])
-        self.decay = spread([r.weight_decay for r in recipes]) * (1 - spared * (1 - kernels) if spared.any() else 1)
-        rates = {r: [r.rate(t) for t in range(r.steps)] for r in set(recipes)}
-        each = [rates[r] for r in (recipes if len(rates) > 1 else recipes[:1])]
-        self.rates = torch.tensor(each, dtype=kernels.dtype, device=kernels.device).T.contiguous()
-        self.owner = owner if len(rates) > 1 else torch.zeros_like(owner[:1])
+# %% ../nbs/04a_training.ipynb #8823dc3b
+@patch
+def _place_rates(self:Weights, recipes, owner, kernels): # Of each member; (weights,) whose; (weights,) 1 for kernels
+    "Momentum, decay and the rates of all steps: one number where members agree, or else one for each weight"
+    def spread(values):
+        values = torch.tensor(values, dtype=kernels.dtype, device=kernels.device)
+        return values[0] if (values == values[0]).all() else values[owner]
+    self.inertia = spread([r.momentum for r in recipes])
+    self.nesterov = spread([float(r.nesterov) for r in recipes])
+    spared = spread([float(r.decay_kernels_only) for r in recipes])
+    self.decay = spread([r.weight_decay for r in recipes]) * (1 - spared * (1 - kernels) if spared.any() else 1)
+    rates = {r: [r.rate(t) for t in range(r.steps)] for r in set(recipes)}
+    each = [rates[r] for r in (recipes if len(rates) > 1 else recipes[:1])]
+    self.rates = torch.tensor(each, dtype=kernels.dtype, device=kernels.device).T.contiguous()
+    self.owner = owner if len(rates) > 1 else torch.zeros_like(owner[:1])
 
-    def move(self, loss, step): # Scalar, the sum of the members' losses; (1,) tensor on the device
-        "One step of SGD for every member"
-        grads = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        with torch.no_grad():
-            rate = self.rates.index_select(0, step)[0].index_select(0, self.owner)
-            self.descend(self.vector, self.momentum, torch.cat([g.flatten() for g in grads]), rate, self.inertia, self.nesterov, self.decay)
+@patch
+def move(self:Weights, loss, step): # Scalar, the sum of the members' losses; (1,) tensor on the device
+    "One step of SGD for every member"
+    grads = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+    with torch.no_grad():
+        rate = self.rates.index_select(0, step)[0].index_select(0, self.owner)
+        grads, how = torch.cat([g.flatten() for g in grads]), (rate, self.inertia, self.nesterov, self.decay)
+        self.descend(self.vector, self.momentum, grads, *how)
 
 # %% ../nbs/04a_training.ipynb #e819070d
 class Goals:
     "Problems, multipliers and loss tables of the members of a stack"
-    def __init__(self, members, updates, device, dtype, check=True): # List of `Member`; how many will come; torch device; torch dtype; see `Member.tables`
+    def __init__(self,
+        members, # List of `Member`
+        updates, # How many will come
+        device, # Torch device
+        dtype, # Torch dtype
+        check=True # See `Member.tables`
+    ):
         self.members, self.check, m = members, check, members[0].data.num_classes
-        self.problems, self.priors = [x.problem.to(device) for x in members], [x.priors.to(device) for x in members]
-        self.multipliers, self.adaptive = [p.initial_multipliers() for p in self.problems], any(p.k for p in self.problems)
+        self.problems = [x.problem.to(device) for x in members]
+        self.priors = [x.priors.to(device) for x in members]
+        self.multipliers = [p.initial_multipliers() for p in self.problems]
+        self.adaptive = any(p.k for p in self.problems)
         self.tick = torch.zeros(1, dtype=torch.int64, device=device) # Updates so far
-        shapes = lambda k: dict(multipliers=(k,), objective=(), violations=(k,), recall=(m,), coverage=(m,)) if k else {}
+        same = dict(objective=(), recall=(m,), coverage=(m,))
+        shapes = lambda k: dict(multipliers=(k,), violations=(k,), **same) if k else {}
         empty = lambda *shape: torch.zeros(updates, *shape, dtype=torch.float64, device=device)
         self.log = [{n: empty(*s) for n, s in shapes(p.k).items()} for p in self.problems]
         self._place_tables(device, dtype)
 
-    def _place_tables(self, device, dtype):
-        "For each family, those whose losses are computed alike from as many tables: the loss, who is in it, and their tables"
-        tables, self.families = [self._tables(k) for k in range(len(self.members))], []
-        alike = [(kind_of(x.kind).per_example, len(t)) for x, t in zip(self.members, tables)]
-        for loss, n in dict.fromkeys(alike):
-            where = [k for k, a in enumerate(alike) if a == (loss, n)]
-            stacked = [torch.stack(t).to(dtype) for t in zip(*[tables[k] for k in where])]
-            self.families.append((loss, where, torch.tensor(where, device=device), stacked))
-        self.back = torch.tensor([k for _, where, _, _ in self.families for k in where], device=device).argsort()
+# %% ../nbs/04a_training.ipynb #88bcd682
+@patch
+def _place_tables(self:Goals, device, dtype):
+    "For each family: the loss, who is in it, and their tables"
+    tables, self.families = [self._tables(k) for k in range(len(self.members))], []
+    alike = [(kind_of(x.kind).per_example, len(t)) for x, t in zip(self.members, tables)]
+    for loss, n in dict.fromkeys(alike):
+        where = [k for k, a in enumerate(alike) if a == (loss, n)]
+        stacked = [torch.stack(t).to(dtype) for t in zip(*[tables[k] for k in where])]
+        self.families.append((loss, where, torch.tensor(where, device=device), stacked))
+    places = [k for _, where, _, _ in self.families for k in where]
+    self.back = torch.tensor(places, device=device).argsort()
 
-    def _tables(self, k): return self.members[k].tables(self.problems[k].gain(self.multipliers[k]), self.priors[k], self.check)
+@patch
+def _tables(self:Goals, k):
+    gain = self.problems[k].gain(self.multipliers[k])
+    return self.members[k].tables(gain, self.priors[k], self.check)
 
-    def set_tables(self):
-        "Loss tables from the multipliers, in place"
-        for _, where, _, tables in self.families:
-            for old, new in zip(tables, zip(*[self._tables(k) for k in where])): old.copy_(torch.stack(new))
+@patch
+def set_tables(self:Goals):
+    "Loss tables from the multipliers, in place"
+    for _, where, _, tables in self.families:
+        for old, new in zip(tables, zip(*[self._tables(k) for k in where])): old.copy_(torch.stack(new))
 
 # %% ../nbs/04a_training.ipynb #7431b25d
 @patch
@@ -233,7 +272,8 @@ def losses(self:Goals, scores, target): # (K, n, m); (K, n) or (K, n, m)
     if len(self.families) == 1:
         loss, _, _, tables = self.families[0]
         return loss(scores, target, *tables).mean(-1)
-    parts = [loss(scores.index_select(0, i), target.index_select(0, i), *tables).mean(-1) for loss, _, i, tables in self.families]
+    parts = [loss(scores.index_select(0, i), target.index_select(0, i), *tables).mean(-1)
+        for loss, _, i, tables in self.families]
     return torch.cat(parts).index_select(0, self.back)
 
 # %% ../nbs/04a_training.ipynb #fba4398f
@@ -244,19 +284,22 @@ def move(self:Goals, confusions): # (K, m, m) on validation data
     for k, (member, problem, C) in enumerate(zip(self.members, self.problems, confusions)):
         if not problem.k: continue
         measured = problem.evaluate(C) if self.check else problem._evaluate(C) # To check is to wait for the device
-        row, new = lambda_step(problem, self.multipliers[k], measured, member.step_size, self.tick == 0, max_multiplier=member.max_multiplier)
+        where = problem, self.multipliers[k], measured, member.step_size, self.tick == 0
+        row, new = lambda_step(*where, max_multiplier=member.max_multiplier)
         row |= dict(recall=recall(C), coverage=coverage(C))
         for name, value in row.items(): self.log[k][name].index_copy_(0, self.tick, value[None])
         self.multipliers[k].copy_(new)
     self.tick.add_(1)
     self.set_tables()
 
+# %% ../nbs/04a_training.ipynb #c3196a91
 @patch
 def reduction(self:Goals, k): # Member
     "The `SaddlePoint` that member k's would be by now, with multipliers and history"
     member, log, done = self.members[k], self.log[k], int(self.tick)
-    r = SaddlePoint(member.problem, member.step_size, max_multiplier=member.max_multiplier, tolerance=member.tolerance)
-    past = {f'history.{n}': log[n][:done].cpu() for n in ('multipliers', 'objective', 'violations')} if log and done else {}
+    bounds = dict(max_multiplier=member.max_multiplier, tolerance=member.tolerance)
+    r, past = SaddlePoint(member.problem, member.step_size, **bounds), {}
+    if log and done: past = {f'history.{n}': log[n][:done].cpu() for n in ('multipliers', 'objective', 'violations')}
     r.load_state_dict(dict(multipliers=self.multipliers[k].cpu().clone(), best=torch.tensor(-1), **past))
     r.choose_best()
     return r
