@@ -7,10 +7,11 @@ __all__ = ['teacher_labels', 'teacher_priors', 'distilled_table_loss', 'distille
 
 # %% ../nbs/06_distillation.ipynb #eb8c87df
 import torch
+from fastcore.basics import patch
 from torch import nn
 from .gains import InputError, check_priors, class_priors
-from .losses import (KINDS, Kind, _check_gain, _evaluate, _full, _per_class, _tell_missing, as_gain, factor_gain, loss_tables,
-    nonnegative_gain)
+from .losses import (KINDS, Kind, _check_gain, _evaluate, _full, _per_class, _tell_missing,
+    as_gain, factor_gain, loss_tables, nonnegative_gain)
 
 # %% ../nbs/06_distillation.ipynb #49613c24
 def teacher_labels(
@@ -43,19 +44,22 @@ def distilled_table_loss(
     return -(z ** (1 - gamma) * shifted.log_softmax(-1)).sum(-1)
 
 def distilled_loss(
-    logits, # (n, m) scores of the student, or another layout of `score_rows`; predict with their argmax
+    logits, # (n, m) scores of the student, or a layout of `score_rows`; predict with their argmax
     teacher, # (n, m) teacher labels, of the same shape
     gain, # (m, m) gain matrix, built with the teacher's priors
-    diag=None, # (m,) the positive diagonal D; that of the gain unless given. The paper's is 1 / teacher priors
+    diag=None, # (m,) positive diagonal D; the gain's unless given, 1 / teacher priors in the paper
     gamma=0.1, # Share of the teacher that goes into the margins, in [0, 1]
     reduction='mean', # 'mean', 'sum' or 'none'
     floor=1e-6 # Smallest entry inside the logarithm, as a share of the row's largest
 ): # scalar, or (n,) with reduction='none'
     "The distilled loss (eq. 11); calibrated for any gamma if the teacher is right (App. F)"
     if not 0 <= gamma <= 1: raise InputError(f'gamma is {gamma}; it must lie between 0 and 1')
-    if teacher.shape != logits.shape: raise InputError(f'teacher labels have shape {tuple(teacher.shape)}, logits {tuple(logits.shape)}')
+    if teacher.shape != logits.shape:
+        shapes = tuple(teacher.shape), tuple(logits.shape)
+        raise InputError(f'teacher labels have shape {shapes[0]}, logits {shapes[1]}')
     tables = factor_gain(as_gain(gain, logits.device).to(_full(logits)), diag)
-    return _evaluate(lambda s, z: distilled_table_loss(s, z, *tables, gamma, floor), logits, teacher, len(tables[0]), None, reduction)
+    def loss(s, z): return distilled_table_loss(s, z, *tables, gamma, floor)
+    return _evaluate(loss, logits, teacher, len(tables[0]), None, reduction)
 
 # %% ../nbs/06_distillation.ipynb #82521fe8
 class DistilledLoss(nn.Module):
@@ -76,24 +80,31 @@ class DistilledLoss(nn.Module):
         "Use this gain from now on"
         gain = nonnegative_gain(_check_gain(gain, len(self.diag)).to(self.gain.device))
         total = (gain / self.diag.double()).sum(-1).mean()
-        if not total > 0: raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; nothing can be learnt from it')
+        if not total > 0:
+            raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; '
+                'nothing can be learnt from it')
         self.gain = (gain / total).to(self.gain)
 
-    def load_state_dict(self, state_dict, strict=True, assign=False):
-        "As `nn.Module.load_state_dict`; what is missing, or for other classes, is named in a line"
-        _tell_missing(self, state_dict, strict)
-        return super().load_state_dict(state_dict, strict, assign)
+    def forward(self, logits, teacher):
+        how = self.gamma, self.reduction
+        return distilled_loss(logits, teacher, self.gain, self.diag, *how)
 
-    def _load_from_state_dict(self, state, prefix, *args):
-        try:
-            if prefix + 'gain' in state: _check_gain(state[prefix + 'gain'], len(self.diag))
-            if prefix + 'diag' in state: _per_class(state[prefix + 'diag'], self.gain, 'diag')
-        except InputError as e:
-            if not prefix: raise
-            return args[-1].append(f'{prefix[:-1]}: {e}')
-        super()._load_from_state_dict(state, prefix, *args)
+# %% ../nbs/06_distillation.ipynb #dbec91e7
+@patch
+def load_state_dict(self:DistilledLoss, state_dict, strict=True, assign=False):
+    "As `nn.Module.load_state_dict`; what is missing, or for other classes, is named in a line"
+    _tell_missing(self, state_dict, strict)
+    return nn.Module.load_state_dict(self, state_dict, strict, assign)
 
-    def forward(self, logits, teacher): return distilled_loss(logits, teacher, self.gain, self.diag, self.gamma, self.reduction)
+@patch
+def _load_from_state_dict(self:DistilledLoss, state, prefix, *args):
+    try:
+        if prefix + 'gain' in state: _check_gain(state[prefix + 'gain'], len(self.diag))
+        if prefix + 'diag' in state: _per_class(state[prefix + 'diag'], self.gain, 'diag')
+    except InputError as e:
+        if not prefix: raise
+        return args[-1].append(f'{prefix[:-1]}: {e}')
+    nn.Module._load_from_state_dict(self, state, prefix, *args)
 
 # %% ../nbs/06_distillation.ipynb #289b2a4c
 def _distilled_tables(gain, priors=None, gamma=.1, check=True, **_):

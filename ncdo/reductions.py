@@ -51,6 +51,16 @@ def lambda_step(
     return row, problem.move(start, violations, step_size, **limits)
 
 # %% ../nbs/02_reductions.ipynb #63d7c0e0
+def _check_settings(problem, step_size, floor, max_multiplier, tolerance):
+    "Each setting in its range, or an error that says what it must be"
+    if not hasattr(problem, 'initial_multipliers'):
+        raise InputError(f'problem is a {type(problem).__name__}; '
+            'give a Problem, as worst_case_recall(priors) makes one')
+    for value, what in ((step_size, 'step_size'), (max_multiplier, 'max_multiplier')):
+        _number(value, what, lambda x: 0 < x < math.inf, 'be positive')
+    _number(floor, 'floor', lambda x: 0 < x < 1, 'lie between 0 and 1')
+    _number(tolerance, 'tolerance', lambda x: 0 <= x < math.inf, 'be 0 or more')
+
 class SaddlePoint:
     "Multipliers of a problem, moved by the confusion matrices of the classifier in training (Algorithms 1 and 2)"
     def __init__(self,
@@ -60,12 +70,11 @@ class SaddlePoint:
         max_multiplier=10., # Largest multiplier of a constraint
         tolerance=1e-3 # Violation up to which a classifier counts as feasible; less for small bounds, see `Problem.slack`
     ):
-        if not hasattr(problem, 'initial_multipliers'): raise InputError(f'problem is a {type(problem).__name__}; give a Problem, as worst_case_recall(priors) makes one')
-        for value, what in ((step_size, 'step_size'), (max_multiplier, 'max_multiplier')): _number(value, what, lambda x: 0 < x < math.inf, 'be positive')
-        _number(floor, 'floor', lambda x: 0 < x < 1, 'lie between 0 and 1')
-        _number(tolerance, 'tolerance', lambda x: 0 <= x < math.inf, 'be 0 or more')
-        self.problem, self.step_size, self.floor, self.max_multiplier, self.tolerance = problem, step_size, floor, max_multiplier, tolerance
-        self.multipliers, self.history, self.best, self._best_rank = problem.initial_multipliers(), [], None, None
+        _check_settings(problem, step_size, floor, max_multiplier, tolerance)
+        self.problem, self.step_size, self.tolerance = problem, step_size, tolerance
+        self.floor, self.max_multiplier = floor, max_multiplier
+        self.multipliers, self.history = problem.initial_multipliers(), []
+        self.best, self._best_rank = None, None
 
     @property
     def gain(self): return self.problem.gain(self.multipliers)
@@ -75,44 +84,134 @@ class SaddlePoint:
         self._move(*self.problem.evaluate(C))
         return self.gain
 
-    def _move(self, *measured): # Objective and violations of the current classifier
-        first, limits = not self.history, dict(floor=self.floor, max_multiplier=self.max_multiplier)
-        row, self.multipliers = lambda_step(self.problem, self.multipliers, measured, self.step_size, first, **limits)
-        if (unknown := row['violations'].isnan()).any():
-            names = ', '.join(self.problem.names[i] for i in unknown.nonzero().flatten())
-            what = 'its multiplier starts without a boost' if first else 'its multiplier stays as it is'
-            warnings.warn(f'no examples of {names} in this confusion matrix; {what}', stacklevel=3)
-        self.history.append(row)
-        rank = self._rank(-1)
-        if self.best is None or rank > self._best_rank: self.best, self._best_rank = len(self.history) - 1, rank
+# %% ../nbs/02_reductions.ipynb #de26061f
+@patch
+def _move(self:SaddlePoint, *measured): # Objective and violations of the current classifier
+    first, limits = not self.history, dict(floor=self.floor, max_multiplier=self.max_multiplier)
+    row, self.multipliers = lambda_step(self.problem, self.multipliers, measured, self.step_size, first, **limits)
+    if (unknown := row['violations'].isnan()).any():
+        names = ', '.join(self.problem.names[i] for i in unknown.nonzero().flatten())
+        what = 'its multiplier starts without a boost' if first else 'its multiplier stays as it is'
+        warnings.warn(f'no examples of {names} in this confusion matrix; {what}', stacklevel=3)
+    self.history.append(row)
+    rank = self._rank(-1)
+    if self.best is None or rank > self._best_rank: self.best, self._best_rank = len(self.history) - 1, rank
 
-    def choose_best(self):
-        "Look for the best classifier in a history that came as a whole"
-        self.best = max(range(len(self.history)), key=self._rank, default=None)
-        self._best_rank = None if self.best is None else self._rank(self.best)
+# %% ../nbs/02_reductions.ipynb #8e6f7c81
+@patch
+def _met(self:SaddlePoint, i): return self.problem.met(self.history[i]['violations'], self.tolerance)
 
-    def _met(self, i): return self.problem.met(self.history[i]['violations'], self.tolerance)
+@patch
+def _rank(self:SaddlePoint, i):
+    "Feasible before what may be feasible, as far as can be seen, before infeasible; then by objective, or by violation"
+    objective, violations = self.history[i]['objective'].item(), self.history[i]['violations']
+    met, known = self._met(i), ~violations.isnan()
+    if (known & ~met).any(): return 0, -violations.where(known, -math.inf).max().item()
+    return 1 + met.all().item(), -math.inf if math.isnan(objective) else objective
 
-    def _rank(self, i):
-        "Feasible before what may be feasible, as far as can be seen, before infeasible; then by objective, or by violation"
-        objective, violations = self.history[i]['objective'].item(), self.history[i]['violations']
-        met, known = self._met(i), ~violations.isnan()
-        if (known & ~met).any(): return 0, -violations.where(known, -math.inf).max().item()
-        return 1 + met.all().item(), -math.inf if math.isnan(objective) else objective
+@patch
+def choose_best(self:SaddlePoint):
+    "Look for the best classifier in a history that came as a whole"
+    self.best = max(range(len(self.history)), key=self._rank, default=None)
+    self._best_rank = None if self.best is None else self._rank(self.best)
 
-    @property
-    def improved(self): return self.best is not None and self.best == len(self.history) - 1
-    @property
-    def feasible(self): # Every constraint known and met by the best classifier; the simplex demands nothing
-        return self.best is not None and (not self.problem.demands or self._met(self.best).all().item())
-    @property
-    def at_bound(self): return [n for n, x in zip(self.problem.names, self.multipliers) if self.problem.demands and x >= self.max_multiplier]
+# %% ../nbs/02_reductions.ipynb #03b673e9
+@patch(as_prop=True)
+def improved(self:SaddlePoint): return self.best is not None and self.best == len(self.history) - 1
+
+@patch(as_prop=True)
+def feasible(self:SaddlePoint): # Every constraint known and met by the best classifier; the simplex demands nothing
+    return self.best is not None and (not self.problem.demands or self._met(self.best).all().item())
+
+@patch(as_prop=True)
+def at_bound(self:SaddlePoint):
+    named = zip(self.problem.names, self.multipliers)
+    return [n for n, x in named if self.problem.demands and x >= self.max_multiplier]
+
+# %% ../nbs/02_reductions.ipynb #47c0ebc8
+def _draw_band(ax, y, label, points=250):
+    "A line; where it has more values than one can tell apart, the mean of neighbours and the band between their extremes"
+    pieces = y.split(-(-len(y) // points))
+    x = torch.tensor([len(piece) for piece in pieces]).cumsum(0) - len(pieces[0])
+    line, = ax.plot(x, [piece.nanmean() for piece in pieces], lw=1, label=label)
+    if len(pieces) == len(y): return
+    low, high = [torch.stack([getattr(piece, side)() for piece in pieces]) for side in ('min', 'max')]
+    ax.fill_between(x, low, high, color=line.get_color(), alpha=.3, lw=0)
+
+def plot_history(
+    reduction, # A `SaddlePoint`
+    title='', # Of the figure
+    axs=None, # Two matplotlib axes; new ones unless given
+    values='value' # What the constraints are about, for the axis
+):
+    "Multipliers, and each constraint's value less its bound (on the simplex: the values), over the updates"
+    import matplotlib.pyplot as plt
+    if not reduction.history: raise InputError('nothing to plot; no update has been made')
+    multipliers, violations = [torch.stack([h[k] for h in reduction.history]) for k in ('multipliers', 'violations')]
+    simplex = reduction.problem.domain == 'simplex'
+    if axs is None: axs = plt.subplots(1, 2, figsize=(8, 2.6), layout='constrained')[1]
+    for i, name in enumerate(reduction.problem.names):
+        _draw_band(axs[0], multipliers[:, i], name)
+        _draw_band(axs[1], -violations[:, i], name)
+    axs[0].set(xlabel='update', ylabel='multiplier λ', title=title)
+    axs[1].set(xlabel='update', ylabel=values if simplex else f'{values} less its bound')
+    if not simplex: axs[1].axhline(0, color='k', lw=.5)
+    axs[1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
+
+# %% ../nbs/02_reductions.ipynb #772525ca
+@patch
+def average(self:SaddlePoint, start=0): # First iterate to count
+    "Expected objective and violations of the stochastic classifier that draws one of the iterates at random"
+    rows = self.history[start:]
+    if not rows: raise InputError(f'no iterates from {start} on; {len(self.history)} are recorded')
+    violations = torch.stack([h['violations'] for h in rows]).nanmean(0)
+    simplex = self.problem.domain == 'simplex'
+    objective = nanmin(-violations) if simplex else torch.stack([h['objective'] for h in rows]).mean()
+    return dict(objective=objective.item(), violations=violations)
+
+# %% ../nbs/02_reductions.ipynb #68879426
+class StochasticClassifier:
+    "A classifier that draws one of its members for each example, by a hash of the example"
+    def __init__(self,
+        members, # Functions from examples (n, ...) to class indices (n,)
+        weights=None, # Probability of each member; equal unless given
+        seed=0 # Changes which example gets which member
+    ):
+        if not members: raise InputError('a stochastic classifier needs at least one member')
+        self.members, self.seed = list(members), seed
+        w = torch.ones(len(self.members)) if weights is None else torch.as_tensor(weights)
+        if len(w) != len(self.members) or not (w >= 0).all() or not w.sum() > 0:
+            raise InputError(f'{len(w)} weights for {len(self.members)} members; each must be non-negative')
+        self.weights = w.double() / w.sum()
+
+    def __call__(self, x): # (n, ...) examples -> (n,) class indices
+        member = self.draw(x)
+        out = torch.empty(len(member), dtype=torch.long)
+        for i in member.unique().tolist(): out[member == i] = self.members[i](x[member == i]).cpu()
+        return out
+
+# %% ../nbs/02_reductions.ipynb #21e7fdb4
+@patch
+def draw(self:StochasticClassifier, x): # (n, ...) examples -> (n,) member of each
+    "Which member answers for each example"
+    data, salt = torch.as_tensor(x).detach().cpu().contiguous(), str(self.seed).encode()
+    digest = lambda row: hashlib.blake2b(row.numpy().tobytes(), digest_size=6, key=salt).digest()
+    bits = torch.tensor([int.from_bytes(digest(row), 'big') for row in data], dtype=torch.float64)
+    ends = self.weights.cumsum(0)
+    return torch.searchsorted(ends, bits / 2**48, right=True).clamp(max=len(self.members) - 1)
+
+@patch
+def confusion(self:StochasticClassifier, x, target, num_classes): # (n, ...), (n,), m -> (m, m) float64
+    "Expected confusion matrix: the members' own, averaged"
+    each = [confusion_matrix(target, h(x).cpu(), num_classes).cpu() for h in self.members]
+    return sum(w * C for w, C in zip(self.weights, each))
 
 # %% ../nbs/02_reductions.ipynb #f8b7a467
 @patch
 def state_dict(self:SaddlePoint):
     "Multipliers, history and best iterate, and of which problem, as tensors"
-    columns = {f'history.{k}': torch.stack([h[k] for h in self.history]) for k in self.history[0]} if self.history else {}
+    names = self.history[0] if self.history else {}
+    columns = {f'history.{k}': torch.stack([h[k] for h in self.history]) for k in names}
     facts = json.dumps(_facts(self.problem)).encode()
     return dict(multipliers=self.multipliers, best=torch.tensor(-1 if self.best is None else self.best), **columns,
         problem=torch.tensor(list(facts), dtype=torch.uint8), probe=_probe(self.problem))
@@ -127,6 +226,7 @@ def load_state_dict(self:SaddlePoint, state):
     self.history = [dict(zip(columns, row)) for row in zip(*columns.values())]
     self._best_rank = None if best < 0 else self._rank(best)
 
+# %% ../nbs/02_reductions.ipynb #b4ca72a3
 def _facts(problem):
     "What a saved state says of its problem; names only if they are not the usual ones"
     names = {} if problem.names == [f'class {i}' for i in range(problem.k)] else dict(names=problem.names)
@@ -134,96 +234,45 @@ def _facts(problem):
 
 def _probe(problem):
     "What a problem says of one fixed classifier: two goals with the same names differ here"
-    C = torch.full((problem.m, problem.m), .5 / problem.m, dtype=torch.float64, device=problem.b.device)
-    C.diagonal().add_(torch.linspace(.2, .5, problem.m, dtype=torch.float64, device=C.device))
+    m, on = problem.m, dict(dtype=torch.float64, device=problem.b.device)
+    C = torch.full((m, m), .5 / m, **on)
+    C.diagonal().add_(torch.linspace(.2, .5, m, **on))
     objective, violations = problem.evaluate(C)
     return torch.cat([objective[None], violations]).nan_to_num().cpu()
 
-def _check_state(problem, state):
-    "A saved state that fits a problem, as tensors, or an error that names what does not"
-    if not hasattr(state, 'items'): raise InputError(f'saved state is a {type(state).__name__}; give what state_dict returned')
+# %% ../nbs/02_reductions.ipynb #d27d486a
+def _read_state(state):
+    "A saved state as tensors, or an error that says what is missing from it"
+    if not hasattr(state, 'items'):
+        raise InputError(f'saved state is a {type(state).__name__}; give what state_dict returned')
     columns = ['history.multipliers', 'history.objective', 'history.violations']
     needed = ['multipliers', 'best', *columns * any(k in state for k in columns)]
-    if missing := [k for k in needed if k not in state]: raise InputError(f"saved state lacks {', '.join(missing)}; give what state_dict returned")
+    if missing := [k for k in needed if k not in state]:
+        raise InputError(f"saved state lacks {', '.join(missing)}; give what state_dict returned")
     state = {k: _tensor(v, k) for k, v in state.items()}
     rows = {len(v) for k, v in state.items() if k.startswith('history.')} or {0}
-    if len(rows) > 1 or not -1 <= int(state['best']) < max(rows): raise InputError('saved state has columns of different lengths; part of its history is missing')
-    saved, here = json.loads(bytes(state['problem'].long().tolist())) if 'problem' in state else {}, _facts(problem) # None in states of 0.1, nor in those a stack makes
-    say = lambda what, a, b: InputError(f'saved state has {what} {a}, this problem {b}; give it to a SaddlePoint of the problem it was saved from')
-    for what in ('domain', 'number of classes'):
-        if saved.get(what, here[what]) != here[what]: raise say(what, saved[what], here[what])
-    if state['multipliers'].shape != problem.b.shape: raise say('number of multipliers', state['multipliers'].numel(), problem.k)
-    usual = [f'class {i}' for i in range(problem.k)]
-    for a, b in zip(saved.get('names', usual) if saved else problem.names, problem.names):
-        if a != b: raise say('the constraint', f"'{a}'", f"'{b}'")
-    if 'probe' in state and not torch.allclose(state['probe'].double().cpu(), _probe(problem), rtol=1e-3, atol=1e-6):
-        raise InputError('saved state is of another goal, other targets or other priors; give it to a SaddlePoint of the problem it was saved from')
+    if len(rows) > 1 or not -1 <= int(state['best']) < max(rows):
+        raise InputError('saved state has columns of different lengths; part of its history is missing')
     return state
 
-@patch
-def average(self:SaddlePoint, start=0): # First iterate to count
-    "Expected objective and violations of the stochastic classifier that draws one of the iterates at random"
-    if not self.history[start:]: raise InputError(f'no iterates from {start} on; {len(self.history)} are recorded')
-    violations = torch.stack([h['violations'] for h in self.history[start:]]).nanmean(0)
-    simplex = self.problem.domain == 'simplex'
-    objective = nanmin(-violations) if simplex else torch.stack([h['objective'] for h in self.history[start:]]).mean()
-    return dict(objective=objective.item(), violations=violations)
+# %% ../nbs/02_reductions.ipynb #d61376d7
+def _refuse(what, saved, here):
+    raise InputError(f'saved state has {what} {saved}, this problem {here}; '
+        'give it to a SaddlePoint of the problem it was saved from')
 
-# %% ../nbs/02_reductions.ipynb #47c0ebc8
-def _draw_band(ax, y, label, points=250):
-    "A line; where it has more values than one can tell apart, the mean of neighbours and the band between their extremes"
-    pieces = y.split(-(-len(y) // points))
-    x = torch.tensor([len(piece) for piece in pieces]).cumsum(0) - len(pieces[0])
-    line, = ax.plot(x, [piece.nanmean() for piece in pieces], lw=1, label=label)
-    if len(pieces) == len(y): return
-    ax.fill_between(x, *[torch.stack([getattr(piece, side)() for piece in pieces]) for side in ('min', 'max')], color=line.get_color(), alpha=.3, lw=0)
-
-def plot_history(
-    reduction, # A `SaddlePoint`
-    title='', # Of the figure
-    axs=None, # Two matplotlib axes; new ones unless given
-    values='value' # What the constraints are about, for the axis
-):
-    "Multipliers, and each constraint's value less its bound (on the simplex: the values), over the updates"
-    import matplotlib.pyplot as plt
-    if not reduction.history: raise InputError('nothing to plot; no update has been made')
-    multipliers, violations = [torch.stack([h[k] for h in reduction.history]) for k in ('multipliers', 'violations')]
-    if axs is None: axs = plt.subplots(1, 2, figsize=(8, 2.6), layout='constrained')[1]
-    for i, name in enumerate(reduction.problem.names):
-        _draw_band(axs[0], multipliers[:, i], name)
-        _draw_band(axs[1], -violations[:, i], name)
-    axs[0].set(xlabel='update', ylabel='multiplier λ', title=title)
-    axs[1].set(xlabel='update', ylabel=values if reduction.problem.domain == 'simplex' else f'{values} less its bound')
-    if reduction.problem.domain == 'nonnegative': axs[1].axhline(0, color='k', lw=.5)
-    axs[1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
-
-# %% ../nbs/02_reductions.ipynb #68879426
-class StochasticClassifier:
-    "A classifier that draws one of its members for each example, by a hash of the example"
-    def __init__(self,
-        members, # Functions from examples (n, ...) to class indices (n,)
-        weights=None, # Probability of each member; equal unless given
-        seed=0 # Changes which example gets which member
-    ):
-        if not members: raise InputError('a stochastic classifier needs at least one member')
-        self.members, self.seed = list(members), seed
-        w = torch.ones(len(self.members)) if weights is None else torch.as_tensor(weights)
-        if len(w) != len(self.members) or not (w >= 0).all() or not w.sum() > 0: raise InputError(f'{len(w)} weights for {len(self.members)} members; each must be non-negative')
-        self.weights = w.double() / w.sum()
-
-    def draw(self, x): # (n, ...) examples -> (n,) member of each
-        "Which member answers for each example"
-        data = torch.as_tensor(x).detach().cpu().contiguous()
-        salt = str(self.seed).encode()
-        bits = [int.from_bytes(hashlib.blake2b(row.numpy().tobytes(), digest_size=6, key=salt).digest(), 'big') for row in data]
-        return torch.searchsorted(self.weights.cumsum(0), torch.tensor(bits, dtype=torch.float64) / 2**48, right=True).clamp(max=len(self.members) - 1)
-
-    def __call__(self, x): # (n, ...) examples -> (n,) class indices
-        member = self.draw(x)
-        out = torch.empty(len(member), dtype=torch.long)
-        for i in member.unique().tolist(): out[member == i] = self.members[i](x[member == i]).cpu()
-        return out
-
-    def confusion(self, x, target, num_classes): # (n, ...), (n,), m -> (m, m) float64
-        "Expected confusion matrix: the members' own, averaged"
-        return sum(w * confusion_matrix(target, h(x).cpu(), num_classes).cpu() for w, h in zip(self.weights, self.members))
+def _check_state(problem, state):
+    "A saved state that fits a problem, as tensors, or an error that names what does not"
+    state, here = _read_state(state), _facts(problem)
+    saved = json.loads(bytes(state['problem'].long().tolist())) if 'problem' in state else {}
+    for what in ('domain', 'number of classes'):
+        if saved.get(what, here[what]) != here[what]: _refuse(what, saved[what], here[what])
+    if state['multipliers'].shape != problem.b.shape:
+        _refuse('number of multipliers', state['multipliers'].numel(), problem.k)
+    usual = [f'class {i}' for i in range(problem.k)]
+    for a, b in zip(saved.get('names', usual) if saved else problem.names, problem.names):
+        if a != b: _refuse('the constraint', f"'{a}'", f"'{b}'")
+    probe = _probe(problem)
+    if not torch.allclose(state.get('probe', probe).double().cpu(), probe, rtol=1e-3, atol=1e-6):
+        raise InputError('saved state is of another goal, other targets or other priors; '
+            'give it to a SaddlePoint of the problem it was saved from')
+    return state

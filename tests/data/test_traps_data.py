@@ -3,7 +3,8 @@ import errno, os, warnings, numpy as np, pytest, torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 from pictures import COUNTS, archive, divided_folder, image_folder, picture
-from ncdo.data import choose, common_size, from_dataset, load, long_tail_counts, read_image, read_npz
+from ncdo.data import choose, from_dataset, load, long_tail_counts
+from ncdo.images import common_size, read_image, read_npz
 from ncdo.gains import InputError
 from ncdo.predict import image_files
 
