@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: notebooks become pages, and the API pages come from the comments behind parameters."""
+"Hooks of mkdocs.yml: notebooks become pages, and the API pages come from the comments behind parameters"
 import dataclasses, html, importlib, inspect, posixpath, re, textwrap
 from base64 import b64decode
 from importlib.util import find_spec
@@ -26,7 +26,8 @@ GROUPS = ['Course', 'Appendices', 'Reference', 'Results', 'Studies']
 # Which notebook is which page
 
 def executed(): # As papermill left them, one folder a preset
-    return {p.relative_to(ROOT).as_posix(): p for p in sorted(ROOT.glob('paper_figures/*/*.ipynb'))}
+    found = sorted(ROOT.glob('paper_figures/*/*.ipynb'), key=lambda p: (p.parent.name != 'quick', p))
+    return {p.relative_to(ROOT).as_posix(): p for p in found}
 
 def chapters(): # In order of their numbers; a study counts where it was executed
     studies = {p.name for p in executed().values()}
@@ -39,7 +40,7 @@ def group(path):
     if '"*Reference' in head: return 'Reference'
     return 'Course' if number < 7 or number == 20 else 'Studies' if 10 <= number < 17 else 'Results' if 17 <= number < 20 else 'Reference'
 
-def presets(): return sorted({p.parent.name for p in executed().values()}, key=lambda n: (n != 'quick', n))
+def presets(): return list(dict.fromkeys(p.parent.name for p in executed().values()))
 
 def module_of(path):
     "The module a notebook exports to, unless it is private"
@@ -91,7 +92,7 @@ def title(path): return re.search(r'"# (.+?)(\\n)?"', path.read_text(encoding='u
 
 # Markdown as notebooks and GitHub read it; mkdocs gets headings as Markdown, for its contents, and HTML for all else
 
-formulas = math_core.LatexToMathML()
+formulas = math_core.LatexToMathML(fancy_error=False)
 
 def coloured(code, language):
     try: lexer = get_lexer_by_name(language or 'text')
@@ -99,7 +100,9 @@ def coloured(code, language):
     return highlight(code, lexer, HtmlFormatter(cssclass='highlight', wrapcode=True))
 
 def formula(tokens, i, *_):
-    return formulas.convert_with_local_state(tokens[i].content, displaystyle=tokens[i].type != 'math_inline')
+    latex, display = tokens[i].content.strip(), tokens[i].type != 'math_inline'
+    if r'\tag' in latex: latex = rf'\begin{{equation}}{latex}\end{{equation}}'
+    return formulas.convert_with_local_state(latex, displaystyle=display)
 
 markdown = MarkdownIt('commonmark').enable('table').use(dollarmath_plugin, double_inline=True, allow_labels=False)
 markdown.renderer.rules |= {k: formula for k in ('math_inline', 'math_inline_double', 'math_block')}
@@ -144,7 +147,7 @@ def parameters(x): # -> {name: (Parameter, text)}, what it returns
     text = lambda p: fields.get(p.name) or option(p) or texts.get(p.name, {}).get('docment') or ''
     rows = {n: text(p) for n, p in given.items() if n != 'self'}
     parts = ''.join(rows.values()).split('; ')
-    if len(parts) == len(rows) and len([t for t in rows.values() if t]) == 1: rows = dict(zip(rows, parts))  # One comment for all, at the end of their line
+    if len(parts) == len(rows) and sum(map(bool, rows.values())) == 1: rows = dict(zip(rows, parts))  # One comment for all
     return {n: (given[n], t) for n, t in rows.items()}, texts.get('return', {}).get('docment')
 
 def signature(name, given):
@@ -181,9 +184,11 @@ def public_names(): # -> {name: module} of what `from ncdo import` gives
 
 def api_page(modules):
     import ncdo
-    rows = [f"| [`{n}`]({m}.md#{n.lower()}) | {prose((getattr(ncdo, n).__doc__ or '').strip().partition(chr(10))[0])} |" for n, m in public_names().items()]
-    rooms = [f"| [`ncdo.{m}`]({m}.md) | {prose((importlib.import_module(f'ncdo.{m}').__doc__ or '').strip())} |" for m in modules]
-    return '\n'.join(['# API', '', 'What `from ncdo import …` gives:', '', '| | |', '|---|---|', *rows, '', '## Modules', '', '| | |', '|---|---|', *rooms])
+    first = lambda x: prose((x.__doc__ or '').strip().partition('\n')[0])
+    rows = [f'| [`{n}`]({m}.md#{n.lower()}) | {first(getattr(ncdo, n))} |' for n, m in public_names().items()]
+    rooms = [f"| [`ncdo.{m}`]({m}.md) | {first(importlib.import_module(f'ncdo.{m}'))} |" for m in modules]
+    table = ['', '| | |', '|---|---|']
+    return '\n'.join(['# API', '', 'What `from ncdo import …` gives:', *table, *rows, '', '## Modules', *table, *rooms])
 
 
 # mkdocs calls these
@@ -205,7 +210,8 @@ def on_files(files, config):
     def home(target): # Where on the site is this file of the repository?
         name = posixpath.basename(target)
         if target in ('README.md', 'nbs/index.ipynb'): return 'index.md'
-        if target.startswith('nbs/') and target not in notebooks: target = next((n for n in (f'paper_figures/{p}/{name}' for p in presets()) if n in notebooks), target)
+        if target.startswith('nbs/') and target not in notebooks: # A study: as executed
+            target = next((n for n in executed() if n.endswith(f'/{name}')), target)
         if target in notebooks: return target[:-5] + 'md'
         if f'{target}/index.md' in texts: return f'{target}/index.md'
         if target not in texts and (ROOT / target).is_file(): wanted.append(target)
@@ -213,9 +219,11 @@ def on_files(files, config):
 
     def made(text, uri):
         folder = posixpath.dirname(uri)
-        def to(m): return m[1] + re.sub(r'\.md$', '.html', posixpath.relpath(home(posixpath.normpath(posixpath.join(folder, unquote(m[2])))), folder or '.'))
+        def to(m):
+            new = home(posixpath.normpath(posixpath.join(folder, unquote(m[2]))))
+            return m[1] + re.sub(r'\.md$', '.html', posixpath.relpath(new, folder or '.'))
         try: return rendered(text, lambda page: LINK.sub(to, page))
-        except math_core.LatexError as e: raise PluginError(f'{uri}: {e}') from None
+        except math_core.LatexError as e: raise PluginError(f'{uri}: {e}\nin a formula that tools/docs.py cannot set; see the math-core package') from None
 
     for uri in list(texts): texts[uri] = made(texts[uri], uri)
     for uri in dict.fromkeys(wanted):
