@@ -519,7 +519,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'ncdo.studies._is_list': ('studies.html#_is_list', 'ncdo/studies.py'),
                               'ncdo.studies._known': ('studies.html#_known', 'ncdo/studies.py'),
                               'ncdo.studies._settings': ('studies.html#_settings', 'ncdo/studies.py'),
-                              'ncdo.studies._unlike': ('studies.html#_unlike', 'ncdo/studies.py'),
                               'ncdo.studies.archived': ('studies.html#archived', 'ncdo/studies.py'),
                               'ncdo.studies.borrow': ('studies.html#borrow', 'ncdo/studies.py'),
                               'ncdo.studies.check_parameter': ('studies.html#check_parameter', 'ncdo/studies.py'),

@@ -103,8 +103,8 @@ def with_options(*options): # From `options_of`
 
 # %% ../nbs/08_cli.ipynb #b0911caa
 @app.command()
-# chkstyle: ignore-node
 @with_options(*options_of(Spec, Recipe, without=('objective', 'loss', 'seed')))
+# chkstyle: ignore-node
 def train(
     dataset: str = typer.Option('digits-lt', help=f"one of {', '.join(DATASETS)}, or the path of a folder with a sub-folder of images for each class, or of an .npz"),
     objective: str = typer.Option('worst-case-recall', help=f"one of {', '.join(GOALS)}"),
@@ -180,6 +180,7 @@ SHIFTED = options_of(Spec, without=[f.name for f in dataclasses.fields(Spec) if 
 
 @app.command()
 @with_options(*SHIFTED)
+# chkstyle: ignore-node
 def postshift(
     run: Path = typer.Option(..., help='folder of a finished run'),
     objective: str = typer.Option('worst-case-recall', help=f"one of {', '.join(GOALS)}"),
@@ -207,6 +208,7 @@ def _value(part): # With 'objective' and 'worst_violation'
 
 # %% ../nbs/08_cli.ipynb #20e57bc6
 @app.command()
+# chkstyle: ignore-node
 def paper(
     names: list[str] = typer.Argument(None, metavar='[STUDIES]', help='studies: figure1, table1, ...; all that the preset has unless given'),
     preset: str = typer.Option('quick', help='quick (digits, a laptop), paper (CIFAR and TinyImageNet, GPUs), paper-64px (tables 2 to 4, TinyImageNet at 64 pixels) or smoke'),

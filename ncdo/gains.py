@@ -543,6 +543,7 @@ def _groups(groups, m):
 
 def _fraction(value, what): return float(_number(value, what, lambda x: 0 <= x <= 1, 'lie between 0 and 1'))
 
+# %% ../nbs/00_gains.ipynb #e92205d7
 def _class_mix(priors, target_priors):
     "The class mix a goal is stated for"
     return check_priors(priors) if target_priors is None else check_priors(target_priors, 'target_priors')

@@ -8,7 +8,7 @@ __all__ = ['update_multipliers', 'lambda_step', 'SaddlePoint', 'plot_history', '
 # %% ../nbs/02_reductions.ipynb #9a76551a
 import hashlib, json, math, warnings, torch
 from fastcore.basics import patch
-from .gains import InputError, Problem, _number, _tensor, bayes_rule, confusion_matrix, nanmin
+from .gains import InputError, Problem, _number, _tensor, confusion_matrix, nanmin
 
 # %% ../nbs/02_reductions.ipynb #8ea41f47
 def update_multipliers(
@@ -243,8 +243,7 @@ def _probe(problem):
 # %% ../nbs/02_reductions.ipynb #d27d486a
 def _read_state(state):
     "A saved state as tensors, or an error that says what is missing from it"
-    if not hasattr(state, 'items'):
-        raise InputError(f'saved state is a {type(state).__name__}; give what state_dict returned')
+    if not hasattr(state, 'items'): raise InputError(f'saved state is a {type(state).__name__}; give what state_dict returned')
     columns = ['history.multipliers', 'history.objective', 'history.violations']
     needed = ['multipliers', 'best', *columns * any(k in state for k in columns)]
     if missing := [k for k in needed if k not in state]:
@@ -266,8 +265,7 @@ def _check_state(problem, state):
     saved = json.loads(bytes(state['problem'].long().tolist())) if 'problem' in state else {}
     for what in ('domain', 'number of classes'):
         if saved.get(what, here[what]) != here[what]: _refuse(what, saved[what], here[what])
-    if state['multipliers'].shape != problem.b.shape:
-        _refuse('number of multipliers', state['multipliers'].numel(), problem.k)
+    if state['multipliers'].shape != problem.b.shape: _refuse('number of multipliers', state['multipliers'].numel(), problem.k)
     usual = [f'class {i}' for i in range(problem.k)]
     for a, b in zip(saved.get('names', usual) if saved else problem.names, problem.names):
         if a != b: _refuse('the constraint', f"'{a}'", f"'{b}'")

@@ -48,7 +48,7 @@ def _weights(spec, m):
     return torch.ones(m, dtype=torch.float64).index_fill(0, torch.tensor(spec.weighted_class), spec.weight)
 
 GOALS = dict(accuracy=Goal(lambda p, s, t: gains.accuracy_goal(p), measured=False, shift=False, overall='accuracy at the training mix',
-        wanted='as many right answers as possible, on images mixed like the training sample'))
+    wanted='as many right answers as possible, on images mixed like the training sample'))
 GOALS['weighted-accuracy'] = Goal(lambda p, s, t: gains.accuracy_goal(p, _weights(s, len(p))), measured=False, shift=False, asks=('weighted_class', 'weight'),
     wanted='as many right answers as possible, where one class counts more than the others')
 GOALS['average-recall'] = Goal(lambda p, s, t: gains.average_recall_goal(p, t), measured=False,

@@ -96,6 +96,7 @@ def _train(self:Stack):
         self.broken.copy_(torch.where((self.broken < 0) & ~losses.isfinite(), self.clock, self.broken))
         self.clock.add_(1)
 
+# %% ../nbs/04b_stacks.ipynb #8aa78a8f
 @patch
 def update(self:Stack):
     "Measure on validation data and move every member's multipliers"

@@ -164,12 +164,12 @@ def notebook_parameters(study): # Name
     return {row[1]: (row[3], ast.literal_eval(row[2])) for row in rows}
 
 # %% ../nbs/07d_studies.ipynb #6115e785
-def _unlike(v): return len(v) == len({str(x) for x in v})
-def _is_list(v, member): return isinstance(v, list) and len(v) > 0 and all(map(member, v)) and _unlike(v)
+def _is_list(v, member): return isinstance(v, list) and len(v) > 0 and all(map(member, v)) and len(v) == len({str(x) for x in v})
 def _count(v): return VALUES['count'][0](v)
 def _known(v): return isinstance(v, str) and bool(locate(v)) # Raises for a name that is not known
 
-KINDS = VALUES | dict(preset=(lambda v: isinstance(v, str) and bool(one_of(v, PRESETS, 'preset')), 'the name of a preset'),
+KINDS = VALUES | dict( # chkstyle: ignore-node
+    preset=(lambda v: isinstance(v, str) and bool(one_of(v, PRESETS, 'preset')), 'the name of a preset'),
     dataset=(_known, 'the name of a data set'),
     datasets=(lambda v: _is_list(v, _known), 'a list of data sets, each once, such as [digits-lt]'),
     seeds=(lambda v: _count(v) or isinstance(v, dict) and len(v) > 0 and all(map(_known, v)) and all(map(_count, v.values())),

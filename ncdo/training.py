@@ -8,10 +8,9 @@ __all__ = ['Recipe', 'draw_order', 'crop_and_flip', 'look_up', 'Images', 'Member
 # %% ../nbs/04a_training.ipynb #d1899989
 import dataclasses, functools, torch, torch.nn.functional as F
 from fastcore.basics import patch
-from torch import nn
 from .common import check_fields, check_value, option
 from .distillation import teacher_priors
-from .gains import InputError, coverage, recall
+from .gains import coverage, recall
 from .losses import is_diagonal, kind_of
 from .networks import build
 from .reductions import SaddlePoint, lambda_step
@@ -119,6 +118,7 @@ def targets(self:Images, index): # (K, n) into the pool
     rows = self.label_row.gather(1, index).unsqueeze(-1)
     return self.labels.gather(1, rows.expand(-1, -1, self.labels.shape[-1]))
 
+# %% ../nbs/04a_training.ipynb #33894456
 @patch
 def batch(self:Images, step): # (1,) tensor on the device
     "Images and targets of a training step"
@@ -310,6 +310,7 @@ def history(self:Goals, k, every): # Member; steps between updates
     log = {n: v[:int(self.tick)].tolist() for n, v in self.log[k].items()}
     return [dict(step=i * every, **dict(zip(log, row))) for i, row in enumerate(zip(*log.values()))]
 
+# %% ../nbs/04a_training.ipynb #2c99b80b
 @patch
 def state(self:Goals):
     "Every tensor that an update changes, by name; the tables follow from the multipliers"
