@@ -15,6 +15,7 @@ def _off_diagonal(matrix, start=0): # Some rows of a square matrix; index of the
     matrix.diagonal(start).zero_()
     return matrix
 
+# %% ../nbs/01a_fast_losses.ipynb #c2bd43f0
 def low_rank(
     gain, # (m, m), at least 3 classes
     rows=32 # Looked at together, so that temporaries stay small
@@ -31,9 +32,12 @@ def low_rank(
     beta[a] = gain[second, a] / r[second]
     r[first] = gain[first, second] / beta[second] if beta[second] else r[a]
     atol = 1e-12 * max(float(_off_diagonal(gain[i:i + rows], i).abs().max()) for i in starts)
-    same = lambda i: torch.allclose(_off_diagonal(torch.outer(r[i:i + rows], beta), i), _off_diagonal(gain[i:i + rows], i), rtol=1e-9, atol=atol)
+    def same(i):
+        rebuilt, given = torch.outer(r[i:i + rows], beta), gain[i:i + rows]
+        return torch.allclose(_off_diagonal(rebuilt, i), _off_diagonal(given, i), rtol=1e-9, atol=atol)
     return (r, beta) if all(map(same, starts)) else None
 
+# %% ../nbs/01a_fast_losses.ipynb #3634c954
 def low_rank_weight(gain, log_diag, weight): # (m, m), (m,), (m, m), see `loss_tables`
     "a (m,), U (m, 2), V (2, m) with weight = diag(a) + U V, or None"
     parts = low_rank(gain)
@@ -47,9 +51,12 @@ def low_rank_weight(gain, log_diag, weight): # (m, m), (m,), (m, m), see `loss_t
 # %% ../nbs/01a_fast_losses.ipynb #a72e0edf
 NOT_A_LABEL = -1 << 40 # As ignore_index: no label is ignored, so that one out of range raises
 
-def _public_cross_entropy(logits, target, weight, reduction, ignore_index): return F.cross_entropy(logits, target, weight, ignore_index=ignore_index)
+def _public_cross_entropy(logits, target, weight, reduction, ignore_index):
+    return F.cross_entropy(logits, target, weight, ignore_index=ignore_index)
+
 def _public_backward(grad, logp, dim, dtype): return grad - logp.exp() * grad.sum(-1, keepdim=True)
 
+# %% ../nbs/01a_fast_losses.ipynb #d0782ca6
 _cross_entropy = getattr(torch._C._nn, 'cross_entropy_loss', _public_cross_entropy)
 _backward = getattr(torch, '_log_softmax_backward_data', _public_backward)
 
@@ -80,7 +87,9 @@ class _DenseLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         logits, log_diag, outer, logp = ctx.saved_tensors if ctx.large else ctx.small
-        if torch.is_grad_enabled(): return grad * (outer - outer.sum(-1, keepdim=True) * (logits - log_diag).softmax(-1)), None, None
+        if torch.is_grad_enabled():
+            q, total = (logits - log_diag).softmax(-1), outer.sum(-1, keepdim=True)
+            return grad * (outer - total * q), None, None
         if not ctx.large: return log_softmax_backward(outer * grad, logp), None, None
         g = logp.exp()
         g.mul_(outer.sum(-1, keepdim=True).mul_(-grad))
@@ -128,7 +137,9 @@ class Fast:
         small = logits.numel() < LARGE
         if self.weight is None and (small or logits.is_cuda): return cross_entropy(logits - self.log_diag, target)
         if not small and self.parts: return _StructuredLoss.apply(logits, self.log_diag, target, *self.parts)
-        if not small and self.weight.numel() > logits.numel(): return _DenseLoss.apply(logits, self.log_diag, self.weight.index_select(0, target).div_(-n))
+        if not small and self.weight.numel() > logits.numel():
+            outer = self.weight.index_select(0, target).div_(-n)
+            return _DenseLoss.apply(logits, self.log_diag, outer)
         if self.scaled[0] != n: self.scaled = n, self.weight / -n
         return _DenseLoss.apply(logits, self.log_diag, self.scaled[1].index_select(0, target))
 

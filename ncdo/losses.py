@@ -24,8 +24,7 @@ def _full(x):
 def _soft_table_loss(logp, target, weight):
     "(..., n) losses of label distributions (..., n, m), given log-softmax of the same shape"
     target = target.to(logp)
-    with torch.autocast(logp.device.type, enabled=False):
-        outer = target if weight is None else target @ weight
+    with torch.autocast(logp.device.type, enabled=False): outer = target if weight is None else target @ weight
     return -(outer * logp).sum(-1)
 
 def table_loss(
@@ -49,8 +48,7 @@ def table_loss(
 # %% ../nbs/01_losses.ipynb #b5c84727
 def _reduce(per_example, target, logits, ignore_index, reduction):
     "Mean over the examples that count (0 if there are none), sum, or none, in the dtype of the scores"
-    if reduction == 'mean' and target.ndim == logits.ndim:
-        out = per_example.sum() / max(per_example.numel(), 1)
+    if reduction == 'mean' and target.ndim == logits.ndim: out = per_example.sum() / max(per_example.numel(), 1)
     elif reduction == 'mean': out = per_example.sum() / (target != ignore_index).sum().clamp(min=1)
     elif reduction == 'sum': out = per_example.sum()
     elif reduction == 'none': out = per_example
@@ -61,8 +59,8 @@ def _reduce(per_example, target, logits, ignore_index, reduction):
 # %% ../nbs/01_losses.ipynb #3d306077
 def _check_distributions(logits, target):
     "Raise an `InputError` naming the first row that is no distribution"
-    if target.shape != logits.shape:
-        raise InputError(f'target has shape {tuple(target.shape)}, logits {tuple(logits.shape)}')
+    given, shape = tuple(target.shape), tuple(logits.shape)
+    if given != shape: raise InputError(f'target has shape {given}, logits {shape}')
     if not target.numel(): return
     totals = _full(target).sum(-1)
     if target.amin() >= 0 and (totals - 1).abs().amax() <= 1e-2: return
@@ -140,14 +138,12 @@ def as_gain(
 ): # (m, m) floating-point tensor
     "A gain as a tensor, or an error that says what is wrong with it"
     kind = type(gain).__name__
-    if hasattr(gain, 'gain'):
-        raise InputError(f'gain is a {kind}; give its matrix, as in SaddlePoint(problem).gain')
+    if hasattr(gain, 'gain'): raise InputError(f'gain is a {kind}; give its matrix, as in SaddlePoint(problem).gain')
     if hasattr(gain, 'columns'): _check_frame(gain)
     try: gain = torch.as_tensor(_values(gain), device=device)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f'gain is a {kind} that is no table of numbers; give an (m, m) array') from None
-    if gain.ndim != 2 or gain.shape[0] != gain.shape[1]:
-        raise InputError(f'gain has shape {tuple(gain.shape)}; it must be square')
+    if gain.ndim != 2 or gain.shape[0] != gain.shape[1]: raise InputError(f'gain has shape {tuple(gain.shape)}; it must be square')
     if not gain.isfinite().all(): raise InputError('gain holds values that are not finite')
     return gain if gain.is_floating_point() else gain.double()
 
@@ -321,8 +317,7 @@ def _linear_kind(gain, kind, diag, check):
     known = 'auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b'
     if kind not in known: raise InputError(f"loss '{kind}' has no such tables; use one of {', '.join(known)}")
     if kind == 'auto': kind = 'logit-adjusted' if check and diag is None and is_diagonal(gain) else 'hybrid-b'
-    if diag is not None and not kind.startswith('hybrid'):
-        raise InputError(f"diag is for the hybrid losses; '{kind}' has its own")
+    if diag is not None and not kind.startswith('hybrid'): raise InputError(f"diag is for the hybrid losses; '{kind}' has its own")
     if kind == 'logit-adjusted' and check and not is_diagonal(gain):
         raise InputError("kind 'logit-adjusted' ignores entries off the diagonal, and this gain has some; use 'hybrid-b'")
     return kind
@@ -357,14 +352,15 @@ class Kind:
     per_example: object # Function of (..., n, m) scores, targets, these tables and `ignore_index`: (..., n) losses
     needs: tuple = () # 'priors', 'teacher'
 
+# %% ../nbs/01_losses.ipynb #c79a2da1
+def _shifted(logits, target, *tables, ignore_index=-100): return shifted_table_loss(logits, target, tables, ignore_index)
+
 def _linear(kind):
     "A kind whose tables are those of `loss_tables`"
     def tables(gain, priors=None, diag=None, strength=1., gamma=None, check=True):
         log_diag, weight = loss_tables(gain, kind, priors, diag, strength, check)
         return (log_diag,) if weight is None else (log_diag, weight)
     return Kind(tables, table_loss, ('priors',) * (kind == 'hybrid-a'))
-
-def _shifted(logits, target, *tables, ignore_index=-100): return shifted_table_loss(logits, target, tables, ignore_index)
 
 KINDS = {kind: _linear(kind) for kind in ('auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b')}
 KINDS['softmax-shifted'] = Kind(lambda gain, check=True, **_: shift_tables(gain, check=check), _shifted)
@@ -384,6 +380,8 @@ def _check_gain(gain, m=None):
     return gain
 
 # %% ../nbs/01_losses.ipynb #bcd2cdf7
+_REDUCTIONS = 'mean', 'sum', 'none'
+
 class CostSensitiveLoss(nn.Module):
     "A loss for a gain matrix that changes during training"
     def __init__(self,
@@ -397,10 +395,8 @@ class CostSensitiveLoss(nn.Module):
         check=True # Name bad labels in an error? (on a GPU, looking waits for it)
     ):
         super().__init__()
-        if 'teacher' in kind_of(kind).needs:
-            raise InputError(f"loss '{kind}' learns from a teacher's labels; use DistilledLoss")
-        if reduction not in ('mean', 'sum', 'none'):
-            raise InputError(f"unknown reduction '{reduction}'; use 'mean', 'sum' or 'none'")
+        if 'teacher' in kind_of(kind).needs: raise InputError(f"loss '{kind}' learns from a teacher's labels; use DistilledLoss")
+        if reduction not in _REDUCTIONS: raise InputError(f"unknown reduction '{reduction}'; use 'mean', 'sum' or 'none'")
         self.kind, self.priors, self.diag, self.strength = kind, priors, diag, strength
         self.ignore_index, self.reduction, self.check = ignore_index, reduction, check
         self.register_buffer('gain', _check_gain(gain))
@@ -452,8 +448,7 @@ def _any_loss(loss, logits, target):
     if quick and rows.is_cuda and loss.check and labels.dtype == torch.int64 and _in_range(rows, labels):
         return loss._fast.hard(rows, labels)
     if loss.check and not compiling: check_target(rows, labels, loss.ignore_index)
-    if quick and labels.dtype == dtype and not labels.requires_grad and len(labels):
-        return loss._fast.soft(rows, labels)
+    if quick and labels.dtype == dtype and not labels.requires_grad and len(labels): return loss._fast.soft(rows, labels)
     each = loss._kind.per_example(rows, labels, *loss._tables, ignore_index=loss.ignore_index)
     out = _reduce(each, labels, rows, loss.ignore_index, loss.reduction)
     return out.reshape(shape) if loss.reduction == 'none' else out
@@ -469,8 +464,7 @@ def forward(self:CostSensitiveLoss,
         and logits.shape[1:] == self.log_diag.shape)
     if plain and self._quick and not torch.compiler.is_compiling():
         try:
-            if self.weight is None and 0 < logits.numel() < LARGE:
-                return cross_entropy(logits - self.log_diag, target)
+            if self.weight is None and 0 < logits.numel() < LARGE: return cross_entropy(logits - self.log_diag, target)
             if not torch.is_autocast_enabled('cpu'): return self._fast.hard(logits, target)
         except (IndexError, RuntimeError, ValueError): pass
     return _any_loss(self, logits, target)
@@ -488,8 +482,8 @@ def _tell_missing(loss, state, strict):
     "Name what the saved state of a loss lacks: in an error, or in a warning if that was allowed"
     missing = [name for name in loss._buffers if name not in state]
     if not missing: return
-    found = f'only {sorted(state)[:5]}' if state else 'it is empty'
-    told = f"the saved state has no {' and no '.join(map(repr, missing))}, {found}"
+    known = f'only {sorted(state)[:5]}' if state else 'it is empty'
+    told = f"the saved state has no {' and no '.join(map(repr, missing))}, {known}"
     if strict:
         raise InputError(f'{told}; give what state_dict() of a {type(loss).__name__} returned, '
             'or pass strict=False to keep the gain at hand')
