@@ -7,6 +7,7 @@ __all__ = ['RUNGS', 'shifted_scores', 'sample_confusion', 'check_distributions',
 
 # %% ../nbs/05_postshift.ipynb #74ded6a4
 import numbers, warnings, numpy as np, torch
+from fastcore.basics import patch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import KFold, check_cv
 from sklearn.utils.multiclass import check_classification_targets
@@ -28,9 +29,11 @@ def shifted_scores(
     def scores(multipliers):
         per_class = torch.nn.functional.pad(multipliers, (0, 1))[problem.groups]
         np.multiply(p, cast(problem.ratio * (problem.a + problem.d * per_class)), out=own)
-        return np.add(own, np.multiply(column, cast(problem.v * per_class), out=shared), out=own) if outer else own
+        if not outer: return own
+        return np.add(own, np.multiply(column, cast(problem.v * per_class), out=shared), out=own)
     return scores
 
+# %% ../nbs/05_postshift.ipynb #37e82d5c
 def sample_confusion(
     target, # (n,) class indices, or (n, m) label distributions
     predicted, # (n,) class indices
@@ -39,7 +42,9 @@ def sample_confusion(
 ): # (m, m) float64
     "Confusion matrix of a weighted sample; label distributions give the expected one"
     m = num_classes
-    if target.ndim == 2: return torch.zeros(m, m, dtype=torch.float64).index_add_(0, predicted, target * weight[:, None]).T
+    if target.ndim == 2:
+        C = torch.zeros(m, m, dtype=torch.float64)
+        return C.index_add_(0, predicted, target * weight[:, None]).T
     return torch.zeros(m * m, dtype=torch.float64).index_add_(0, target * m + predicted, weight).view(m, m)
 
 # %% ../nbs/05_postshift.ipynb #0ea617f6
@@ -50,23 +55,35 @@ def check_distributions(
 ): # (n, m) float32 or float64 tensor on the CPU
     "Rows that are non-negative and sum to 1, or an error"
     x = _tensor(x, what).detach().cpu()
-    if x.ndim != 2 or not len(x) or x.shape[1] != num_classes: raise InputError(f'{what} have shape {tuple(x.shape)}; this problem has {num_classes} classes')
+    if x.ndim != 2 or not len(x) or x.shape[1] != num_classes:
+        shape = tuple(x.shape)
+        raise InputError(f'{what} have shape {shape}; this problem has {num_classes} classes')
     if x.dtype not in (torch.float32, torch.float64): x = x.double()
-    if not x.isfinite().all(): raise InputError(f'{what} hold nan or inf in row {(~x.isfinite()).any(1).nonzero()[0].item()}; apply a softmax to finite scores')
+    if not x.isfinite().all():
+        row = (~x.isfinite()).any(1).nonzero()[0].item()
+        raise InputError(f'{what} hold nan or inf in row {row}; apply a softmax to finite scores')
     if (x >= 0).all() and ((x.sum(1) - 1).abs() <= 1e-2).all(): return x
     raise InputError(f'{what} must be non-negative and sum to 1 in each row; apply a softmax to scores')
 
 # %% ../nbs/05_postshift.ipynb #0c7f4e29
+def _check_weight(sample_weight, n):
+    "Weights that sum to 1, or an error"
+    if sample_weight is None: w = torch.ones(n, dtype=torch.float64)
+    else: w = _tensor(sample_weight, 'sample_weight', torch.float64)
+    if w.shape != (n,) or not (w >= 0).all() or not 0 < w.sum() < torch.inf:
+        raise InputError(f'sample_weight must be {n} non-negative numbers, not all of them 0')
+    return w / w.sum()
+
 def _check_sample(m, probabilities, target, sample_weight):
     "Probabilities, targets and weights that sum to 1, as tensors, or an error"
     p, target = check_distributions(probabilities, m), _tensor(target, 'target').cpu()
     if target.ndim == 2 and target.shape[1] == 1: target = target[:, 0] # A data frame with one column
     if len(target) != len(p): raise InputError(f'{len(p)} rows of probabilities for {len(target)} targets')
-    target = check_distributions(target, m, 'target rows').double() if target.ndim == 2 else _labels(target, m, 'target')
-    w = torch.ones(len(p), dtype=torch.float64) if sample_weight is None else _tensor(sample_weight, 'sample_weight', torch.float64)
-    if w.shape != (len(p),) or not (w >= 0).all() or not 0 < w.sum() < torch.inf: raise InputError(f'sample_weight must be {len(p)} non-negative numbers, not all of them 0')
-    return p, target, w / w.sum()
+    if target.ndim == 2: target = check_distributions(target, m, 'target rows').double()
+    else: target = _labels(target, m, 'target')
+    return p, target, _check_weight(sample_weight, len(p))
 
+# %% ../nbs/05_postshift.ipynb #64f098ca
 class _Sample:
     "A held-out sample, and the scores of its examples under the multipliers last given"
     def __init__(self, problem, p, target, weight):
@@ -76,63 +93,117 @@ class _Sample:
         self.complete = self.seen.all().item()
         self.known = ~self.values[1].isnan()
 
+    def confusion_of(self, predicted):
+        return sample_confusion(self.target, predicted, self.weight, self.problem.m)
     @property
-    def confusion(self): return sample_confusion(self.target, torch.from_numpy(self.scores.argmax(1)), self.weight, self.problem.m)
+    def confusion(self): return self.confusion_of(torch.from_numpy(self.scores.argmax(1)))
     @property
     def values(self): return self.problem._evaluate(self.confusion, complete=self.complete)
 
-    def shift(self, multipliers):
-        self.scores = self._shifted(multipliers)
-        if self.complete: return
-        lowest, right = self._lowest(self.problem.gain(multipliers))
-        p, unseen = self.p.numpy(), (~self.seen).numpy()
-        self.scores[:, unseen] = (p @ lowest.numpy().astype(p.dtype))[:, None] + right.item() * p[:, unseen]
+@patch
+def shift(self:_Sample, multipliers):
+    "The scores under new multipliers"
+    self.scores = self._shifted(multipliers)
+    if not self.complete: self._hold_back(multipliers)
 
-    def _lowest(self, gain):
-        "Of each true class the least that an answer earns, and how much more any class seen earns by its right answer"
-        lowest = gain.amin(1)
-        return lowest - 1e-9 * (gain.amax() - gain.amin()), (gain.diagonal() - lowest)[self.seen].amin()
+# %% ../nbs/05_postshift.ipynb #15d40d22
+@patch
+def _lowest(self:_Sample, gain):
+    "Per true class the least that an answer earns; how much more any class seen earns by its right answer"
+    lowest = gain.amin(1)
+    return lowest - 1e-9 * (gain.amax() - gain.amin()), (gain.diagonal() - lowest)[self.seen].amin()
 
-    def without_boost(self, gain):
-        "The gain with which a class nobody saw is predicted only where it is the most probable one"
-        if self.complete: return gain
-        lowest, right = self._lowest(gain)
-        return gain.where(self.seen, lowest[:, None] + right * torch.eye(len(gain), dtype=gain.dtype))
+@patch
+def _hold_back(self:_Sample, multipliers):
+    "Scores of classes nobody saw, under the gain of `without_boost`"
+    lowest, right = self._lowest(self.problem.gain(multipliers))
+    p, unseen = self.p.numpy(), (~self.seen).numpy()
+    self.scores[:, unseen] = (p @ lowest.numpy().astype(p.dtype))[:, None] + right.item() * p[:, unseen]
 
+@patch
+def without_boost(self:_Sample, gain):
+    "The gain with which a class nobody saw is predicted only where it is the most probable one"
+    if self.complete: return gain
+    lowest, right = self._lowest(gain)
+    return gain.where(self.seen, lowest[:, None] + right * torch.eye(len(gain), dtype=gain.dtype))
+
+# %% ../nbs/05_postshift.ipynb #e80e8f54
 def _play(game, sample, updates):
     "So many updates with the game's step size, each followed by the predictions of the new gain"
     for _ in range(updates):
         game._move(*sample.values)
         sample.shift(game.multipliers)
 
-# %% ../nbs/05_postshift.ipynb #5a60c2de
+# %% ../nbs/05_postshift.ipynb #5c30e8f7
 RUNGS = np.geomspace(3, .01, 8).tolist() # Steps of the ladder, in typical margins
 
+def _weighted_median(values, weight):
+    "Median of the positive values, None where there are none"
+    order = values.argsort()
+    order = order[(values[order] > 0) & (weight[order] > 0)]
+    if not len(order): return None
+    reached = weight[order].cumsum()
+    return values[order][np.searchsorted(reached, reached[-1] / 2 - 1e-9)]
+
+# %% ../nbs/05_postshift.ipynb #d1e325b6
 def _typical_margin(problem, sample):
-    "Weighted median of the leads of the largest scores, as the change of a multiplier that makes up for it"
+    "Median lead of the largest scores, as the change of a multiplier that makes up for it"
     second, top = np.partition(sample.scores, -2, axis=1)[:, -2:].astype(float).T
     margin = top - second
-    if problem.domain == 'simplex': margin = -np.log1p(-np.clip(margin / np.maximum(np.abs(top), 1e-300), 0, 1 - 1e-13))
-    order = margin.argsort()
-    order = order[(margin[order] > 0) & (sample.weight.numpy()[order] > 0)]
-    if not len(order): return 1.
-    reached = sample.weight.numpy()[order].cumsum()
-    median = margin[order][np.searchsorted(reached, reached[-1] / 2 - 1e-9)]
+    if problem.domain == 'simplex':
+        lead = np.clip(margin / np.maximum(np.abs(top), 1e-300), 0, 1 - 1e-13)
+        margin = -np.log1p(-lead)
+    median = _weighted_median(margin, sample.weight.numpy())
+    if median is None: return 1.
     if problem.domain == 'simplex' or not problem.k: return median
     sizes = problem.b.abs().where(problem.b != 0, problem.share) # Of what is constrained: violations are about as large
-    return median / (problem._effect(sample.weight @ sample.p.double()).mean() * sizes.mean()).clamp(min=1e-12).item()
+    effect = problem._effect(sample.weight @ sample.p.double()).mean()
+    return median / (effect * sizes.mean()).clamp(min=1e-12).item()
 
+# %% ../nbs/05_postshift.ipynb #5a60c2de
 def _climb(game, sample, updates):
     "Algorithm 3 with steps from coarse to fine"
-    simplex, shares = game.problem.domain == 'simplex', [updates * i // len(RUNGS) for i in range(len(RUNGS) + 1)]
+    simplex = game.problem.domain == 'simplex'
+    shares = [updates * i // len(RUNGS) for i in range(len(RUNGS) + 1)]
     if simplex: game.multipliers = game.problem.share
     for step, first, last in zip(RUNGS, shares, shares[1:]):
         game.step_size = step * _typical_margin(game.problem, sample)
         _play(game, sample, last - first)
-        late = torch.stack([h['multipliers'] for h in game.history[(first + last) // 2 + 1:]] + [game.multipliers])
+        late = [h['multipliers'] for h in game.history[(first + last) // 2 + 1:]]
+        late = torch.stack([*late, game.multipliers])
         mean = late.log().mean(0).softmax(-1) if simplex else late.mean(0)
         game.multipliers = game.problem.neutral(mean, sample.known)
         sample.shift(game.multipliers)
+
+# %% ../nbs/05_postshift.ipynb #fd04db8f
+def _shrunk(gain, shrinkage):
+    "A gain with rows that vary by 1 on average, mixed with the identity"
+    scale = (gain.amax(1) - gain.amin(1)).mean().clamp(min=1e-12)
+    return (1 - shrinkage) * gain / scale + shrinkage * torch.eye(len(gain), dtype=torch.float64)
+
+def _contest(sample, gain, tolerance):
+    "A `SaddlePoint` that has seen no shift first and this gain second"
+    contest = SaddlePoint(sample.problem, tolerance=tolerance)
+    identity = torch.eye(sample.problem.m, dtype=torch.float64)
+    for g in (identity, gain): contest.update(sample.confusion_of(bayes_rule(sample.p, g)))
+    return contest
+
+def _warn_missed(problem, violations, tolerance):
+    "A warning that names the targets the model misses as it came"
+    missed = violations > problem.slack(tolerance)
+    if problem.domain != 'nonnegative' or not missed.any(): return
+    names = ', '.join(problem.names[i] for i in missed.nonzero().flatten()[:5])
+    warnings.warn('post-shift found no rule better than the model as it came, '
+        f'which misses the target of {names}; try other targets or more iterations', stacklevel=3)
+
+# %% ../nbs/05_postshift.ipynb #6f6c9e39
+def _check_options(problem, iterations, shrinkage):
+    if not isinstance(problem, Problem):
+        raise InputError(f'problem is a {type(problem).__name__}; '
+            'give a Problem, as worst_case_recall(priors) makes one')
+    _number(shrinkage, 'shrinkage', lambda x: 0 <= x <= 1, 'lie between 0 and 1')
+    whole = lambda x: isinstance(x, numbers.Integral) and x >= 1
+    _number(iterations, 'iterations', whole, 'be a whole number, at least 1')
 
 # %% ../nbs/05_postshift.ipynb #54a7c0b2
 def post_shift(
@@ -148,24 +219,18 @@ def post_shift(
     tolerance=1e-3 # Violation up to which a rule counts as feasible, see `Problem.slack`
 ): # (m, m) gain for `bayes_rule`, and the `SaddlePoint` with its history
     "Algorithm 3 for any problem: the gain whose rule is best on this sample, 'no shift' included"
-    if not isinstance(problem, Problem): raise InputError(f'problem is a {type(problem).__name__}; give a Problem, as worst_case_recall(priors) makes one')
-    _number(shrinkage, 'shrinkage', lambda x: 0 <= x <= 1, 'lie between 0 and 1')
-    _number(iterations, 'iterations', lambda x: isinstance(x, numbers.Integral) and x >= 1, 'be a whole number, at least 1')
-    game = SaddlePoint(problem, 1. if step_size is None else step_size, floor=floor or (1e-30 if step_size is None else 1e-6), max_multiplier=max_multiplier, tolerance=tolerance)
+    _check_options(problem, iterations, shrinkage)
+    omega, smallest = (1., 1e-30) if step_size is None else (step_size, 1e-6)
+    game = SaddlePoint(problem, omega, floor=floor or smallest, max_multiplier=max_multiplier, tolerance=tolerance)
     sample = _Sample(problem, *_check_sample(problem.m, probabilities, target, sample_weight))
-    if step_size is None: _climb(game, sample, iterations)
-    else: _play(game, sample, iterations)
+    run = _climb if step_size is None else _play
+    run(game, sample, iterations)
     game._move(*sample.values)
-    identity = torch.eye(problem.m, dtype=torch.float64)
-    gain = sample.without_boost(problem.gain(game.history[game.best]['multipliers'])) if game.best else identity
-    scale = (gain.amax(1) - gain.amin(1)).mean().clamp(min=1e-12)
-    gain, contest = (1 - shrinkage) * gain / scale + shrinkage * identity, SaddlePoint(problem, tolerance=tolerance)
-    for g in (identity, gain): contest.update(sample_confusion(sample.target, bayes_rule(sample.p, g), sample.weight, problem.m))
+    gain = identity = torch.eye(problem.m, dtype=torch.float64)
+    if game.best: gain = sample.without_boost(problem.gain(game.history[game.best]['multipliers']))
+    contest = _contest(sample, gain := _shrunk(gain, shrinkage), tolerance)
     if contest.best: return gain, game
-    missed = contest.history[0]['violations'] > problem.slack(tolerance)
-    if shrinkage < 1 and problem.domain == 'nonnegative' and missed.any():
-        names = ', '.join(problem.names[i] for i in missed.nonzero().flatten()[:5])
-        warnings.warn(f'post-shift found no rule better than the model as it came, which misses the target of {names}; try other targets or more iterations', stacklevel=2)
+    if shrinkage < 1: _warn_missed(problem, contest.history[0]['violations'], tolerance)
     return identity, game
 
 # %% ../nbs/05_postshift.ipynb #75eaeef7
@@ -184,61 +249,100 @@ class PostShiftClassifier(ClassifierMixin, BaseEstimator):
         cv=5, # Folds of the cross-fitted estimate, or a splitter as scikit-learn has them; None for none
         random_state=0 # Of the folds
     ):
-        self.problem, self.priors, self.classes, self.step_size, self.iterations = problem, priors, classes, step_size, iterations
-        self.shrinkage, self.floor, self.max_multiplier, self.tolerance = shrinkage, floor, max_multiplier, tolerance
-        self.cv, self.random_state = cv, random_state
-
-    def _columns(self, X):
-        "Rows of probabilities, one column a class, in a copy that PyTorch can take"
-        if X.shape[1] != len(self.classes_): raise InputError(f'{X.shape[1]} columns of probabilities for {len(self.classes_)} classes; give classes=')
-        return np.array(X, order='C')
-
-    def _fit(self, p, y, w):
-        return post_shift(self.problem_, p, y, w, self.step_size, self.iterations, self.shrinkage,
-            floor=self.floor, max_multiplier=self.max_multiplier, tolerance=self.tolerance)
-
-    def _problem(self, priors):
-        if isinstance(self.problem, Problem): return self.problem
-        if not callable(self.problem): raise InputError(f'problem is {self.problem!r}; give a function of the priors, such as worst_case_recall, or a Problem')
-        try: problem = self.problem(priors)
-        except TypeError as e: raise InputError(f'problem cannot be called with the priors ({e}); give a function of them alone, as lambda p: recall_constraint(p, .5)') from None
-        if not isinstance(problem, Problem): raise InputError(f'problem returned a {type(problem).__name__}; it must return a Problem')
-        return problem
+        self.problem, self.priors, self.classes, self.step_size = problem, priors, classes, step_size
+        self.iterations, self.shrinkage, self.floor, self.cv = iterations, shrinkage, floor, cv
+        self.max_multiplier, self.tolerance, self.random_state = max_multiplier, tolerance, random_state
 
     def fit(self, probabilities, y, sample_weight=None): # (n, m); (n,) labels; (n,) weights
         "Choose the gain on held-out probabilities and labels"
-        X, y = validate_data(self, probabilities, y, dtype=[np.float64, np.float32])
-        check_classification_targets(y)
-        w = torch.as_tensor(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
-        self.classes_ = np.unique(y) if self.classes is None else np.asarray(self.classes)
-        if len(self.classes_) < 2: raise ValueError('y holds one class; post-shift needs at least 2 classes')
-        if unknown := set(np.unique(y)) - set(self.classes_): raise InputError(f'y holds labels that are not among classes: {sorted(unknown)[:5]}')
-        order = np.argsort(self.classes_)
-        index, p = torch.as_tensor(order[np.searchsorted(self.classes_[order], y)]), torch.as_tensor(self._columns(X))
-        m = len(self.classes_)
-        seen = torch.zeros(m, dtype=torch.float64).index_add_(0, index, w)
-        priors = seen / seen.sum() if self.priors is None else self.priors
-        self.problem_ = self._problem(priors)
-        gain, game = self._fit(p, index, w)
-        evaluate = lambda predicted: [v.numpy() for v in self.problem_.evaluate(sample_confusion(index, predicted, w / w.sum(), m))]
-        self.gain_, self.reduction_ = gain.numpy(), game
-        self.base_objective_, self.base_violations_ = evaluate(p.argmax(1))
-        self.objective_, self.violations_ = evaluate(bayes_rule(p, gain))
-        if self.cv: self.cross_fitted_objective_, self.cross_fitted_violations_ = evaluate(self._cross_fit(p, index, w))
+        p, y, w = self._check_fit(probabilities, y, sample_weight)
+        self.problem_ = self._problem(self._class_shares(y, w) if self.priors is None else self.priors)
+        gain, self.reduction_ = self._fit(p, y, w)
+        self.gain_ = gain.numpy()
+        self.base_objective_, self.base_violations_ = self._evaluate(p.argmax(1), y, w)
+        self.objective_, self.violations_ = self._evaluate(bayes_rule(p, gain), y, w)
+        if self.cv: self.cross_fitted_objective_, self.cross_fitted_violations_ = self._cross_evaluate(p, y, w)
         return self
 
-    def _cross_fit(self, p, y, w):
-        "Prediction of each example by a gain that has not seen it"
-        predicted = torch.zeros_like(y)
-        folds = KFold(min(self.cv, len(y)), shuffle=True, random_state=self.random_state) if isinstance(self.cv, int) else check_cv(self.cv)
-        pairs = list(folds.split(p, y))
-        if not np.array_equal(np.sort(np.concatenate([fold for _, fold in pairs])), np.arange(len(y))): raise InputError('cv must hold out every row once, as KFold and StratifiedKFold do')
-        for rest, fold in pairs:
-            predicted[fold] = bayes_rule(p[fold], self._fit(p[rest], y[rest], w[rest])[0]) if w[rest].sum() > 0 else p[fold].argmax(1)
-        return predicted
+# %% ../nbs/05_postshift.ipynb #e421bc5f
+@patch
+def _columns(self:PostShiftClassifier, X):
+    "Rows of probabilities, one column a class, in a copy that PyTorch can take"
+    if X.shape[1] != len(self.classes_):
+        raise InputError(f'{X.shape[1]} columns of probabilities for {len(self.classes_)} classes; '
+            'give classes=')
+    return np.array(X, order='C')
 
-    def predict(self, probabilities): # (n, m) -> (n,) labels
-        "The label with the largest expected gain"
-        check_is_fitted(self)
-        p = check_distributions(self._columns(validate_data(self, probabilities, dtype=[np.float64, np.float32], reset=False)), len(self.classes_))
-        return self.classes_[bayes_rule(p, torch.as_tensor(self.gain_)).numpy()]
+@patch
+def _check_fit(self:PostShiftClassifier, probabilities, y, sample_weight):
+    "Probabilities, class indices and weights as tensors"
+    X, y = validate_data(self, probabilities, y, dtype=[np.float64, np.float32])
+    check_classification_targets(y)
+    w = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    self.classes_ = np.unique(y) if self.classes is None else np.asarray(self.classes)
+    if len(self.classes_) < 2: raise ValueError('y holds one class; post-shift needs at least 2 classes')
+    if unknown := set(np.unique(y)) - set(self.classes_):
+        some = sorted(unknown)[:5]
+        raise InputError(f'y holds labels that are not among classes: {some}')
+    order = np.argsort(self.classes_)
+    index = torch.as_tensor(order[np.searchsorted(self.classes_[order], y)])
+    return torch.as_tensor(self._columns(X)), index, torch.as_tensor(w)
+
+# %% ../nbs/05_postshift.ipynb #f05320e4
+@patch
+def _class_shares(self:PostShiftClassifier, y, w):
+    seen = torch.zeros(len(self.classes_), dtype=torch.float64).index_add_(0, y, w)
+    return seen / seen.sum()
+
+@patch
+def _problem(self:PostShiftClassifier, priors):
+    if isinstance(self.problem, Problem): return self.problem
+    if not callable(self.problem):
+        raise InputError(f'problem is {self.problem!r}; '
+            'give a function of the priors, such as worst_case_recall, or a Problem')
+    try: problem = self.problem(priors)
+    except TypeError as e:
+        raise InputError(f'problem cannot be called with the priors ({e}); '
+            'give a function of them alone, as lambda p: recall_constraint(p, .5)') from None
+    if isinstance(problem, Problem): return problem
+    raise InputError(f'problem returned a {type(problem).__name__}; it must return a Problem')
+
+# %% ../nbs/05_postshift.ipynb #681ec9a2
+@patch
+def _fit(self:PostShiftClassifier, p, y, w):
+    return post_shift(self.problem_, p, y, w, self.step_size, self.iterations, self.shrinkage,
+        floor=self.floor, max_multiplier=self.max_multiplier, tolerance=self.tolerance)
+
+@patch
+def _evaluate(self:PostShiftClassifier, predicted, y, w):
+    C = sample_confusion(y, predicted, w / w.sum(), len(self.classes_))
+    return [v.numpy() for v in self.problem_.evaluate(C)]
+
+# %% ../nbs/05_postshift.ipynb #a28e2f6f
+@patch
+def _folds(self:PostShiftClassifier, p, y):
+    "(rest, fold) pairs, each row in one fold"
+    if isinstance(self.cv, int): cv = KFold(min(self.cv, len(y)), shuffle=True, random_state=self.random_state)
+    else: cv = check_cv(self.cv)
+    pairs = list(cv.split(p, y))
+    held_out = np.sort(np.concatenate([fold for _, fold in pairs]))
+    if np.array_equal(held_out, np.arange(len(y))): return pairs
+    raise InputError('cv must hold out every row once, as KFold and StratifiedKFold do')
+
+@patch
+def _cross_evaluate(self:PostShiftClassifier, p, y, w):
+    "Value of predictions, each by a gain that has not seen the example"
+    predicted = torch.zeros_like(y)
+    for rest, fold in self._folds(p, y):
+        if w[rest].sum() > 0: predicted[fold] = bayes_rule(p[fold], self._fit(p[rest], y[rest], w[rest])[0])
+        else: predicted[fold] = p[fold].argmax(1)
+    return self._evaluate(predicted, y, w)
+
+# %% ../nbs/05_postshift.ipynb #b4944dd3
+@patch
+def predict(self:PostShiftClassifier, probabilities): # (n, m) -> (n,) labels
+    "The label with the largest expected gain"
+    check_is_fitted(self)
+    X = validate_data(self, probabilities, dtype=[np.float64, np.float32], reset=False)
+    p = check_distributions(self._columns(X), len(self.classes_))
+    return self.classes_[bayes_rule(p, torch.as_tensor(self.gain_)).numpy()]
