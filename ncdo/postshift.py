@@ -93,8 +93,7 @@ class _Sample:
         self.complete = self.seen.all().item()
         self.known = ~self.values[1].isnan()
 
-    def confusion_of(self, predicted):
-        return sample_confusion(self.target, predicted, self.weight, self.problem.m)
+    def confusion_of(self, predicted): return sample_confusion(self.target, predicted, self.weight, self.problem.m)
     @property
     def confusion(self): return self.confusion_of(torch.from_numpy(self.scores.argmax(1)))
     @property

@@ -1,7 +1,7 @@
 "CONTRIBUTING.md does what it says: each door is opened once, through public names only"
 import json, re, shutil, subprocess, sys
 from pathlib import Path
-import nbformat, pytest
+import nbformat
 
 ROOT = Path(__file__).resolve().parent
 while not (ROOT / 'CONTRIBUTING.md').exists(): ROOT = ROOT.parent

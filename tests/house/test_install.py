@@ -42,8 +42,7 @@ def elsewhere(installed, tmp_path, *command):
     return run(*command, cwd=tmp_path, env=environment | dict(OMP_NUM_THREADS='1'))
 
 
-def test_both_forms_are_built(built):
-    assert len(list(built.glob('*.whl'))) == len(list(built.glob('*.tar.gz'))) == 1
+def test_both_forms_are_built(built): assert len(list(built.glob('*.whl'))) == len(list(built.glob('*.tar.gz'))) == 1
 
 
 def test_the_package_is_the_wheels(installed, tmp_path):

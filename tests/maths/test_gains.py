@@ -195,7 +195,8 @@ def test_counts_frames_and_lists_are_confusion_matrices():
 def test_labels_in_any_container():
     import pandas as pd
     y, right = [0, 0, 1, 2], torch.tensor([.5, .25, .25], dtype=torch.float64)
-    for labels in (y, np.array(y), torch.tensor(y), pd.Series(y, index=[9, 3, 5, 1]), pd.DataFrame({'label': y}), np.array(y[::-1])[::-1]): assert class_priors(labels, 3).equal(right)
+    forms = y, np.array(y), torch.tensor(y), pd.Series(y, index=[9, 3, 5, 1]), pd.DataFrame({'label': y}), np.array(y[::-1])[::-1]
+    for labels in forms: assert class_priors(labels, 3).equal(right)
     soft = torch.nn.functional.one_hot(torch.tensor(y)).double()
     for labels in (soft, soft.tolist(), pd.DataFrame(soft.numpy(), columns=list('abc'))): assert class_priors(labels, 3).allclose(right)
 
@@ -224,7 +225,8 @@ def test_groups_by_name_and_in_any_container():
     by_number = worst_case_recall(PRIORS, [0, 0, 1, 1])
     for groups in (['common', 'common', 'rare', 'rare'], np.array(['common', 'common', 'rare', 'rare']), pd.Series(['common', 'common', 'rare', 'rare'], index=[3, 1, 2, 0])):
         problem = worst_case_recall(PRIORS, groups)
-        assert problem.names == ['common', 'rare'] and problem.groups.equal(by_number.groups) and problem.violations(random_confusion()).equal(by_number.violations(random_confusion()))
+        assert problem.names == ['common', 'rare'] and problem.groups.equal(by_number.groups)
+        assert problem.violations(random_confusion()).equal(by_number.violations(random_confusion()))
         assert group_mean(torch.tensor([1., torch.nan, 3, 5]), groups).equal(torch.tensor([1., 4]))
     for groups in (np.array([0, 0, 1, 1], 'int16'), pd.Series([0, 0, 1, 1]), (0, 0, 1, 1), torch.tensor([0, 0, 1, 1]), [False, False, True, True]):
         assert worst_case_recall(PRIORS, groups).groups.equal(by_number.groups)

@@ -203,7 +203,7 @@ def test_mistakes_are_told_in_one_line(changes, message):
     (dict(problem=lambda p: recall_constraint(p, None)), 'tau is None; it must lie between 0 and 1'),
     (dict(problem=lambda p: coverage_constraint(p, 'x')), "fraction is 'x'; it must lie between 0 and 1"),
     (dict(iterations=10.5), 'iterations is 10.5'), (dict(step_size='a'), "step_size is 'a'"),
-    (dict(priors={'a': .5, 'b': .3, 'c': .2}), 'priors is a dict that does not hold numbers')], ids=lambda v: v if isinstance(v, str) else '')
+    (dict(priors=dict(a=.5, b=.3, c=.2)), 'priors is a dict that does not hold numbers')], ids=lambda v: v if isinstance(v, str) else '')
 def test_mistakes_of_the_classifier(changes, message):
     with pytest.raises(InputError, match=message): PostShiftClassifier(**changes).fit(np.full((6, 3), 1 / 3), list('abcabc'))
 
@@ -236,7 +236,8 @@ def test_classes_that_the_sample_does_not_show(toy):
         warnings.simplefilter('ignore')
         post = PostShiftClassifier(priors=p.mean(0), classes=names, iterations=50).fit(p[seen], names[y[seen]])
     multipliers = torch.stack([h['multipliers'] for h in post.reduction_.history])
-    assert torch.allclose(multipliers[:, 2], p.mean(0)[2].double()) and np.isnan(post.violations_[2]) and np.isfinite([post.objective_, post.cross_fitted_objective_]).all()
+    assert torch.allclose(multipliers[:, 2], p.mean(0)[2].double()) and np.isnan(post.violations_[2])
+    assert np.isfinite([post.objective_, post.cross_fitted_objective_]).all()
     assert post.objective_ > post.base_objective_ and set(post.predict(p)) <= set(names)
     assert (post.predict(p) == names[bayes_rule(p, torch.tensor(post.gain_))]).all()
     with pytest.raises(InputError, match='class 2 is 0'): PostShiftClassifier(classes=names).fit(p[seen], names[y[seen]])
@@ -546,7 +547,8 @@ def test_a_class_nobody_saw_does_not_stand_in_the_way(step):
     assert post.predict([[.1, .1, .8]]) == [2] # It can still be predicted
 
 @pytest.mark.filterwarnings('ignore:no examples')
-@pytest.mark.parametrize('make', [lambda p: worst_case_recall(p, [0, 1, 1]), lambda p: recall_constraint(p, .9), lambda p: precision_constraint(p, .9), coverage_constraint,
+@pytest.mark.parametrize('make', [lambda p: worst_case_recall(p, [0, 1, 1]), lambda p: recall_constraint(p, .9), lambda p: precision_constraint(p, .9),
+    coverage_constraint,
     balanced_coverage_constraint, lambda p: balanced_coverage_constraint(p, groups=[0, 1, 1]), average_recall_goal])
 def test_nor_in_that_of_other_goals(make):
     q, y = TWO_OF_THREE
@@ -582,4 +584,5 @@ def test_data_frames_all_the_way():
     problem, frame, labels = worst_case_recall([.7, .2, .1]), pd.DataFrame(q, columns=list('abc')), pd.Series(y, index=range(7, 307))
     gain, _ = post_shift(problem, frame, labels, pd.Series(np.ones(300)), iterations=50)
     assert torch.equal(gain, post_shift(problem, q, y, iterations=50)[0]) and torch.equal(gain, post_shift(problem, q, labels.to_frame(), iterations=50)[0])
-    assert bayes_rule(frame, pd.DataFrame(gain.numpy())).equal(bayes_rule(torch.tensor(q), gain)) and bayes_rule(q.tolist(), gain).equal(bayes_rule(torch.tensor(q), gain))
+    expected = bayes_rule(torch.tensor(q), gain)
+    assert bayes_rule(frame, pd.DataFrame(gain.numpy())).equal(expected) and bayes_rule(q.tolist(), gain).equal(expected)

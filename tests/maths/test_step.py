@@ -1,6 +1,6 @@
 "Post-shift finds its step, whatever the scale of the probabilities, and is never worse than no shift"
 import warnings, itertools, numpy as np, pytest, torch
-from ncdo.gains import (Problem, balanced_coverage_constraint, bayes_rule, coverage_constraint, head_tail_groups, precision_constraint, recall_constraint,
+from ncdo.gains import (Problem, balanced_coverage_constraint, bayes_rule, coverage_constraint, precision_constraint, recall_constraint,
     worst_case_recall)
 from ncdo.postshift import PostShiftClassifier, post_shift, sample_confusion
 from ncdo.reductions import SaddlePoint
@@ -72,7 +72,8 @@ def test_never_worse_than_no_shift_on_its_sample(seed):
     y = torch.tensor(rng.integers(0, m - seed % 2, n)) # Every other time a class is missing
     w = torch.tensor(rng.exponential(size=n)) if seed % 3 else None
     priors = torch.tensor(rng.dirichlet(np.ones(m)) * .9 + .1 / m)
-    for make in (worst_case_recall, lambda p: recall_constraint(p, .5), coverage_constraint, lambda p: precision_constraint(p, .3), balanced_coverage_constraint):
+    bounds = lambda p: recall_constraint(p, .5), lambda p: precision_constraint(p, .3)
+    for make in (worst_case_recall, coverage_constraint, balanced_coverage_constraint, *bounds):
         problem = make(priors)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')

@@ -1,7 +1,7 @@
 "Studies take their parameters from the command line, papermill and settings.ini, and refuse what cannot be before anything trains"
 import dataclasses, json, subprocess, sys, zipfile
 from pathlib import Path
-import papermill, pytest, yaml
+import papermill, pytest
 from ncdo.gains import InputError
 from ncdo.runs import PRESETS, Spec, read_record, spec_of
 from ncdo.studies import borrow, notebook_parameters, pack_records, settle, settled, studies, studies_at, study_runs

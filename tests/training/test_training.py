@@ -44,7 +44,8 @@ def test_the_stack_computes_the_loss_of_the_module():
     stack = Stack(members(), 'mlp-16', SHORT, 'cpu')
     stack.update()
     logits, target = torch.randn(12, 7, 10), torch.randint(10, (12, 7))
-    for m, r, s, y, mine in zip(stack.members, [stack.goals.reduction(k) for k in range(len(stack.members))], logits, target, stack.goals.losses(logits, target)):
+    reductions = [stack.goals.reduction(k) for k in range(len(stack.members))]
+    for m, r, s, y, mine in zip(stack.members, reductions, logits, target, stack.goals.losses(logits, target)):
         theirs = F.cross_entropy(s, y) if m.loss == 'cross-entropy' else CostSensitiveLoss(r.gain, m.loss, priors=m.data.priors)(s, y)
         assert torch.allclose(mine, theirs, rtol=1e-4), m.loss
 
