@@ -93,7 +93,7 @@ class _Sample:
         self.complete = self.seen.all().item()
         self.known = ~self.values[1].isnan()
 
-    def confusion_of(self, predicted): return sample_confusion(self.target, predicted, self.weight, self.problem.m)
+    def confusion_of(self, labels): return sample_confusion(self.target, labels, self.weight, self.problem.m)
     @property
     def confusion(self): return self.confusion_of(torch.from_numpy(self.scores.argmax(1)))
     @property
@@ -155,7 +155,7 @@ def _typical_margin(problem, sample):
     median = _weighted_median(margin, sample.weight.numpy())
     if median is None: return 1.
     if problem.domain == 'simplex' or not problem.k: return median
-    sizes = problem.b.abs().where(problem.b != 0, problem.share) # Of what is constrained: violations are about as large
+    sizes = problem.b.abs().where(problem.b != 0, problem.share)
     effect = problem._effect(sample.weight @ sample.p.double()).mean()
     return median / (effect * sizes.mean()).clamp(min=1e-12).item()
 
