@@ -31,26 +31,26 @@ def update_multipliers(
 
 # %% ../nbs/02_reductions.ipynb #df2ef942
 @patch
-def move(self:Problem, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.): # As for `update_multipliers`
-    "Where one step takes the multipliers of this problem"
+def move(self:Problem, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
+    "Where one step takes the multipliers of this problem; parameters as for `update_multipliers`"
     return update_multipliers(multipliers, violations, step_size, self.domain, floor, max_multiplier)
 
 def lambda_step(
     problem, # A `Problem`
     multipliers, # (k,)
-    measured, # Objective and violations of the current classifier, from `Problem.evaluate` on held-out data
+    measured, # Objective and violations on held-out data, from `Problem.evaluate`
     step_size=.1, # omega
     first=False, # Is it the first one? Then constraints nobody can judge start neutral
     **limits # floor and max_multiplier, see `update_multipliers`
 ): # dict of multipliers, objective and violations; new multipliers (k,)
-    "One step of Algorithm 1 or 2: what the classifier achieves, and what its shortcomings will cost from now on"
+    "One step of Algorithm 1 or 2: what the classifier achieves, and what shortcomings will cost from now on"
     objective, violations = measured
     neutral = problem.neutral(multipliers, ~violations.isnan())
     start = neutral.where(torch.as_tensor(first, device=multipliers.device), multipliers)
     row = dict(multipliers=multipliers, objective=objective, violations=violations)
     return row, problem.move(start, violations, step_size, **limits)
 
-# %% ../nbs/02_reductions.ipynb #63d7c0e0
+# %% ../nbs/02_reductions.ipynb #9fd9b3b8
 def _check_settings(problem, step_size, floor, max_multiplier, tolerance):
     "Each setting in its range, or an error that says what it must be"
     if not hasattr(problem, 'initial_multipliers'):
@@ -61,6 +61,7 @@ def _check_settings(problem, step_size, floor, max_multiplier, tolerance):
     _number(floor, 'floor', lambda x: 0 < x < 1, 'lie between 0 and 1')
     _number(tolerance, 'tolerance', lambda x: 0 <= x < math.inf, 'be 0 or more')
 
+# %% ../nbs/02_reductions.ipynb #63d7c0e0
 class SaddlePoint:
     "Multipliers of a problem, moved by the confusion matrices of the classifier in training (Algorithms 1 and 2)"
     def __init__(self,
@@ -68,7 +69,7 @@ class SaddlePoint:
         step_size=0.1, # omega, see `update_multipliers`
         *, floor=1e-6, # Smallest multiplier on the simplex
         max_multiplier=10., # Largest multiplier of a constraint
-        tolerance=1e-3 # Violation up to which a classifier counts as feasible; less for small bounds, see `Problem.slack`
+        tolerance=1e-3 # Violation that counts as met; less for small bounds, see `Problem.slack`
     ):
         _check_settings(problem, step_size, floor, max_multiplier, tolerance)
         self.problem, self.step_size, self.tolerance = problem, step_size, tolerance
@@ -84,7 +85,7 @@ class SaddlePoint:
         self._move(*self.problem.evaluate(C))
         return self.gain
 
-# %% ../nbs/02_reductions.ipynb #de26061f
+# %% ../nbs/02_reductions.ipynb #b547af94
 @patch
 def _move(self:SaddlePoint, *measured): # Objective and violations of the current classifier
     first, limits = not self.history, dict(floor=self.floor, max_multiplier=self.max_multiplier)
@@ -97,13 +98,13 @@ def _move(self:SaddlePoint, *measured): # Objective and violations of the curren
     rank = self._rank(-1)
     if self.best is None or rank > self._best_rank: self.best, self._best_rank = len(self.history) - 1, rank
 
-# %% ../nbs/02_reductions.ipynb #8e6f7c81
+# %% ../nbs/02_reductions.ipynb #52156cfc
 @patch
 def _met(self:SaddlePoint, i): return self.problem.met(self.history[i]['violations'], self.tolerance)
 
 @patch
 def _rank(self:SaddlePoint, i):
-    "Feasible before what may be feasible, as far as can be seen, before infeasible; then by objective, or by violation"
+    "Feasible before what may be, before infeasible; then by objective, or by violation"
     objective, violations = self.history[i]['objective'].item(), self.history[i]['violations']
     met, known = self._met(i), ~violations.isnan()
     if (known & ~met).any(): return 0, -violations.where(known, -math.inf).max().item()
@@ -115,7 +116,7 @@ def choose_best(self:SaddlePoint):
     self.best = max(range(len(self.history)), key=self._rank, default=None)
     self._best_rank = None if self.best is None else self._rank(self.best)
 
-# %% ../nbs/02_reductions.ipynb #03b673e9
+# %% ../nbs/02_reductions.ipynb #e38e7740
 @patch(as_prop=True)
 def improved(self:SaddlePoint): return self.best is not None and self.best == len(self.history) - 1
 
@@ -130,7 +131,7 @@ def at_bound(self:SaddlePoint):
 
 # %% ../nbs/02_reductions.ipynb #47c0ebc8
 def _draw_band(ax, y, label, points=250):
-    "A line; where it has more values than one can tell apart, the mean of neighbours and the band between their extremes"
+    "A line; of more values than one can tell apart, the mean of neighbours and their extremes as a band"
     pieces = y.split(-(-len(y) // points))
     x = torch.tensor([len(piece) for piece in pieces]).cumsum(0) - len(pieces[0])
     line, = ax.plot(x, [piece.nanmean() for piece in pieces], lw=1, label=label)
@@ -158,7 +159,7 @@ def plot_history(
     if not simplex: axs[1].axhline(0, color='k', lw=.5)
     axs[1].legend(frameon=False, loc='upper left', bbox_to_anchor=(1, 1))
 
-# %% ../nbs/02_reductions.ipynb #772525ca
+# %% ../nbs/02_reductions.ipynb #1e85090c
 @patch
 def average(self:SaddlePoint, start=0): # First iterate to count
     "Expected objective and violations of the stochastic classifier that draws one of the iterates at random"
@@ -190,7 +191,7 @@ class StochasticClassifier:
         for i in member.unique().tolist(): out[member == i] = self.members[i](x[member == i]).cpu()
         return out
 
-# %% ../nbs/02_reductions.ipynb #21e7fdb4
+# %% ../nbs/02_reductions.ipynb #085ecf23
 @patch
 def draw(self:StochasticClassifier, x): # (n, ...) examples -> (n,) member of each
     "Which member answers for each example"
@@ -226,7 +227,7 @@ def load_state_dict(self:SaddlePoint, state):
     self.history = [dict(zip(columns, row)) for row in zip(*columns.values())]
     self._best_rank = None if best < 0 else self._rank(best)
 
-# %% ../nbs/02_reductions.ipynb #b4ca72a3
+# %% ../nbs/02_reductions.ipynb #9bf1c4a7
 def _facts(problem):
     "What a saved state says of its problem; names only if they are not the usual ones"
     names = {} if problem.names == [f'class {i}' for i in range(problem.k)] else dict(names=problem.names)
@@ -240,10 +241,11 @@ def _probe(problem):
     objective, violations = problem.evaluate(C)
     return torch.cat([objective[None], violations]).nan_to_num().cpu()
 
-# %% ../nbs/02_reductions.ipynb #d27d486a
+# %% ../nbs/02_reductions.ipynb #c06cb849
 def _read_state(state):
     "A saved state as tensors, or an error that says what is missing from it"
-    if not hasattr(state, 'items'): raise InputError(f'saved state is a {type(state).__name__}; give what state_dict returned')
+    kind = type(state).__name__
+    if not hasattr(state, 'items'): raise InputError(f'saved state is a {kind}; give what state_dict returned')
     columns = ['history.multipliers', 'history.objective', 'history.violations']
     needed = ['multipliers', 'best', *columns * any(k in state for k in columns)]
     if missing := [k for k in needed if k not in state]:
@@ -254,7 +256,7 @@ def _read_state(state):
         raise InputError('saved state has columns of different lengths; part of its history is missing')
     return state
 
-# %% ../nbs/02_reductions.ipynb #d61376d7
+# %% ../nbs/02_reductions.ipynb #b508a2ec
 def _refuse(what, saved, here):
     raise InputError(f'saved state has {what} {saved}, this problem {here}; '
         'give it to a SaddlePoint of the problem it was saved from')
@@ -265,7 +267,8 @@ def _check_state(problem, state):
     saved = json.loads(bytes(state['problem'].long().tolist())) if 'problem' in state else {}
     for what in ('domain', 'number of classes'):
         if saved.get(what, here[what]) != here[what]: _refuse(what, saved[what], here[what])
-    if state['multipliers'].shape != problem.b.shape: _refuse('number of multipliers', state['multipliers'].numel(), problem.k)
+    lam = state['multipliers']
+    if lam.shape != problem.b.shape: _refuse('number of multipliers', lam.numel(), problem.k)
     usual = [f'class {i}' for i in range(problem.k)]
     for a, b in zip(saved.get('names', usual) if saved else problem.names, problem.names):
         if a != b: _refuse('the constraint', f"'{a}'", f"'{b}'")
