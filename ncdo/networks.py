@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LARGE', 'TWICE', 'KNOWN', 'NETWORKS', 'StackedLinear', 'widen', 'ConvNorm', 'Pad', 'Block', 'Stem', 'ResNet',
-           'Enlarge', 'MLP', 'model_source', 'source_hash', 'enlarged', 'Alone', 'build']
+           'Enlarge', 'MLP', 'enlarged', 'model_source', 'source_hash', 'Alone', 'build']
 
 # %% ../nbs/04_networks.ipynb #58108c3d
 import copy, functools, hashlib, importlib, math, os, re, sys, torch, torch.nn.functional as F
@@ -48,10 +48,12 @@ class ConvNorm(nn.Sequential):
         conv, norm = self
         scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
         weight, bias = conv.weight * scale.view(-1, 1, 1, 1), (norm.bias - norm.running_mean * scale).to(x.dtype)
-        if self.missing and self.stack > 1: x, weight = widen(x, self.stack, self.missing), F.pad(weight, (0, 0, 0, 0, 0, self.missing))
+        more = (0, 0, 0, 0, 0, self.missing)
+        if self.missing and self.stack > 1: x, weight = widen(x, self.stack, self.missing), F.pad(weight, more)
         x, weight = [t.to(x.dtype).contiguous(memory_format=torch.channels_last) for t in (x, weight)]
-        if shortcut is None: return torch.cudnn_convolution_relu(x, weight, bias, conv.stride, conv.padding, conv.dilation, self.stack)
-        return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1., bias, conv.stride, conv.padding, conv.dilation, self.stack)
+        how = bias, conv.stride, conv.padding, conv.dilation, self.stack
+        if shortcut is None: return torch.cudnn_convolution_relu(x, weight, *how)
+        return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1., *how)
 
 # %% ../nbs/04_networks.ipynb #d5df9702
 class Pad(nn.Module):
@@ -71,7 +73,9 @@ class Block(nn.Module):
         else: self.shortcut = Pad(stack, n_out - n_in) if pad else ConvNorm(stack, n_in, n_out, 1, stride)
 
     def forward(self, x): return F.relu(self.b(F.relu(self.a(x))) + self.shortcut(x))
-    def infer(self, x): return self.b.infer(self.a.infer(x), self.shortcut(x).to(x.dtype).contiguous(memory_format=torch.channels_last))
+    def infer(self, x):
+        shortcut = self.shortcut(x).to(x.dtype)
+        return self.b.infer(self.a.infer(x), shortcut.contiguous(memory_format=torch.channels_last))
 
 class Stem(nn.Module):
     "The first convolution, K times side by side"
@@ -84,17 +88,20 @@ class Stem(nn.Module):
     def forward(self, x): # (K, n, c, h, w) -> (n, K * width, h, w); for large images a quarter of h and w
         x = x.transpose(0, 1).flatten(1, 2)
         return self.pool(F.relu(self.conv(x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x)))
-    def infer(self, x): return self.pool(self.conv.infer(x.transpose(0, 1).flatten(1, 2).to(torch.get_autocast_dtype('cuda'))))
+    def infer(self, x):
+        x = x.transpose(0, 1).flatten(1, 2).to(torch.get_autocast_dtype('cuda'))
+        return self.pool(self.conv.infer(x))
 
 # %% ../nbs/04_networks.ipynb #14480b41
 LARGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)} # Blocks of each stage, by depth, of the networks for ImageNet
 
 class ResNet(nn.Module):
-    "K residual networks side by side, for CIFAR of depth 6n+2, for ImageNet of 18 or 34; (K, n, c, h, w) images to (K, n, m) scores"
+    "K residual networks side by side, (K, n, c, h, w) images to (K, n, m) scores"
     def __init__(self, stack, channels, num_classes, depth=20, width=None, pad=False):
         super().__init__()
         n, rest = divmod(depth - 2, 6)
-        if depth not in LARGE and (rest or n < 1): raise InputError(f'ResNet depth {depth} is neither 6n+2 (8, 14, 20, 32, 44, 56, ...) nor 18 nor 34')
+        if depth not in LARGE and (rest or n < 1):
+            raise InputError(f'ResNet depth {depth} is neither 6n+2 (8, 14, 20, 32, 44, 56, ...) nor 18 nor 34')
         n_in = width = width or (64 if depth in LARGE else 16)
         self.stack, stages = stack, [Stem(stack, channels, width, depth in LARGE)]
         for stage, n in enumerate(LARGE.get(depth, (n,) * 3)):
@@ -109,7 +116,8 @@ class ResNet(nn.Module):
             for part in self.body: x = part.infer(x)
         else: x = self.body(x)
         features = x.mean((-2, -1), dtype=self.head.weight.dtype)
-        with torch.autocast(x.device.type, enabled=False): return self.head(features.unflatten(1, (self.stack, -1)).transpose(0, 1))
+        features = features.unflatten(1, (self.stack, -1)).transpose(0, 1)
+        with torch.autocast(x.device.type, enabled=False): return self.head(features)
 
 # %% ../nbs/04_networks.ipynb #cbae1fae
 class Enlarge(nn.Module):
@@ -118,7 +126,9 @@ class Enlarge(nn.Module):
         super().__init__()
         self.side, self.net = side, net
 
-    def forward(self, x): return self.net(F.interpolate(x.flatten(0, 1), (self.side, self.side), mode='bilinear').unflatten(0, x.shape[:2]))
+    def forward(self, x):
+        large = F.interpolate(x.flatten(0, 1), (self.side, self.side), mode='bilinear')
+        return self.net(large.unflatten(0, x.shape[:2]))
 
 # %% ../nbs/04_networks.ipynb #eaa476a3
 class MLP(nn.Module):
@@ -141,20 +151,36 @@ TWICE = 'resnet50', 'resnet152' # Of depth 6n+2, and in torchvision
 KNOWN = ('use resnet20, resnet56, ... (any depth 6n+2), resnet18 or resnet34 for large images, resnet8-w8 for another width, mlp-128, '
     'the name of a torchvision classifier, or package.module:factory')
 
-NETWORKS = { # Pattern of a name: function of its match, K, the shape of an image and m that returns a module from (K, n, *shape) to (K, n, m)
-    r'resnet(\d+)(?:-w([1-9]\d*))?(-pad)?': lambda found, stack, shape, m: ResNet(stack, shape[0], m, int(found[1]), int(found[2] or 0), bool(found[3])),
-    r'mlp-([1-9]\d*)': lambda found, stack, shape, m: MLP(stack, math.prod(shape), m, int(found[1]))}
+def _resnet(found, stack, shape, m):
+    depth, width, pad = found.groups()
+    return ResNet(stack, shape[0], m, int(depth), int(width or 0), bool(pad))
+
+def _mlp(found, stack, shape, m): return MLP(stack, math.prod(shape), m, int(found[1]))
+
+# Pattern of a name: function of its match, K, shape of an image, m; gives a module from (K, n, *shape) to (K, n, m)
+NETWORKS = {r'resnet(\d+)(?:-w([1-9]\d*))?(-pad)?': _resnet, r'mlp-([1-9]\d*)': _mlp}
 
 def _entry(model):
     "Its function and the match of its name, or None"
-    return next(((make, found) for pattern, make in NETWORKS.items() if (found := re.fullmatch(pattern, model))), None)
+    matches = ((make, re.fullmatch(pattern, model)) for pattern, make in NETWORKS.items())
+    return next(((make, found) for make, found in matches if found), None)
+
+# %% ../nbs/04_networks.ipynb #c5afc72a
+def enlarged(model): # Name of a network
+    "The name without, and the side after, its @"
+    name, at, side = model.partition('@')
+    if at and not (side.isdecimal() and int(side)):
+        raise InputError(f"model '{model}': '{side}' is not a size in pixels; write {name}@224, say")
+    return name, int(side or 0)
 
 def model_source(model): # Name of a network
     "Where it comes from: 'ncdo' (trains in stacks), 'torchvision' or 'import' (train alone)"
     model = enlarged(model)[0]
     place, _, name = model.rpartition(':')
     if place and name and place != 'torchvision': return 'import'
-    if model in TWICE: raise InputError(f"'{model}' is the name of two networks; use '{model}-w16' for CIFAR's, 'torchvision:{model}' for ImageNet's")
+    if model in TWICE:
+        raise InputError(f"'{model}' is the name of two networks; use '{model}-w16' for CIFAR's, "
+            f"'torchvision:{model}' for ImageNet's")
     depth = re.fullmatch(r'resnet(\d+)', model)
     if depth and (int(depth[1]) % 6 == 2 or int(depth[1]) in LARGE): return 'ncdo'
     if re.match(r'resnet\d+-|mlp-', model) or not depth and _entry(model): return 'ncdo'
@@ -163,6 +189,7 @@ def model_source(model): # Name of a network
     if depth: return 'ncdo'
     raise InputError(f"unknown model '{model}'; {KNOWN}")
 
+# %% ../nbs/04_networks.ipynb #b34359b8
 def source_hash(model): # 'package.module:factory'
     "16 hex digits over the source of one's own network: its module, and what that has loaded of the same package"
     place = enlarged(model)[0].rpartition(':')[0]
@@ -172,13 +199,6 @@ def source_hash(model): # 'package.module:factory'
         file = getattr(sys.modules[name], '__file__', None)
         if file and file.endswith('.py'): h.update(name.encode() + Path(file).read_bytes())
     return h.hexdigest()[:16]
-
-# %% ../nbs/04_networks.ipynb #5a6428e5
-def enlarged(model): # Name of a network
-    "The name without, and the side after, its @"
-    name, at, side = model.partition('@')
-    if at and not (side.isdecimal() and int(side)): raise InputError(f"model '{model}': '{side}' is not a size in pixels; write {name}@224, say")
-    return name, int(side or 0)
 
 # %% ../nbs/04_networks.ipynb #32b23886
 class Alone(nn.Module):
@@ -202,22 +222,34 @@ def _factory(model, shape):
         return functools.partial(get_model, name, weights=None, **more)
     if os.getcwd() not in sys.path: sys.path.append(os.getcwd())
     try: return getattr(importlib.import_module(place), name)
-    except Exception as e: raise InputError(f"model '{model}' cannot be imported ({_told(e)}); give package.module:factory") from None
+    except Exception as e:
+        raise InputError(f"model '{model}' cannot be imported ({_told(e)}); "
+            'give package.module:factory') from None
 
+# %% ../nbs/04_networks.ipynb #1d0e106e
 def _alone(model, shape, num_classes, seeds):
     "Somebody's network, from one seed, tried on two images"
-    if len(seeds) > 1: raise InputError(f"model '{model}' trains alone; {len(seeds)} runs of it cannot share a stack")
-    make = _factory(model, shape)
+    many = f"model '{model}' trains alone; {len(seeds)} runs of it cannot share a stack"
+    if len(seeds) > 1: raise InputError(many)
+    make, grey = _factory(model, shape), model_source(model) == 'torchvision' and shape[0] == 1
+    x = torch.zeros(1, 2, *shape)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seeds[0])
         try:
-            net = make(num_classes=num_classes)
-            stack = Alone(net, 3 if model_source(model) == 'torchvision' and shape[0] == 1 else -1)
-            scores = [copy.deepcopy(stack).train()(x) if training else stack.eval()(x) for training in (False, True) for x in [torch.zeros(1, 2, *shape)]]
-        except Exception as e: raise InputError(f"model '{model}' fails on {'x'.join(map(str, shape))} images of {num_classes} classes ({_told(e)})" + f'; it is called with num_classes={num_classes}' * (model_source(model) == 'import')) from None
+            stack = Alone(make(num_classes=num_classes), 3 if grey else -1)
+            scores = [stack.eval()(x), copy.deepcopy(stack).train()(x)]
+        except Exception as e: raise InputError(_fails(model, shape, num_classes, e)) from None
     for s in scores:
-        if s.shape != (1, 2, num_classes): raise InputError(f"model '{model}' gives {tuple(s.shape[1:])} for 2 images of {num_classes} classes; it must give (2, {num_classes}) scores")
+        if s.shape != (1, 2, num_classes):
+            raise InputError(f"model '{model}' gives {tuple(s.shape[1:])} for 2 images of {num_classes} classes; "
+                f'it must give (2, {num_classes}) scores')
     return stack.train()
+
+def _fails(model, shape, num_classes, e):
+    "What is told of a network that fails on zeros"
+    size, called = 'x'.join(map(str, shape)), f'; it is called with num_classes={num_classes}'
+    what = f"model '{model}' fails on {size} images of {num_classes} classes ({_told(e)})"
+    return what + called * (model_source(model) == 'import')
 
 # %% ../nbs/04_networks.ipynb #fcb2809b
 def _network(model, stack, shape, num_classes):
@@ -234,7 +266,9 @@ def build(
 ): # Module from (K, n, *shape) to (K, n, m)
     "A stack of networks, each initialised from its own seed"
     model, side = enlarged(model)
-    if side and side < max(shape[1:]): raise InputError(f"model '{model}@{side}' would shrink images of {shape[1]} x {shape[2]} pixels; give a larger size, or none")
+    if side and side < max(shape[1:]):
+        raise InputError(f"model '{model}@{side}' would shrink images of {shape[1]} x {shape[2]} pixels; "
+            'give a larger size, or none')
     if side: return Enlarge(side, build(model, (shape[0], side, side), num_classes, seeds))
     if model_source(model) != 'ncdo': return _alone(model, shape, num_classes, seeds)
     members = []

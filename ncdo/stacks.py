@@ -275,7 +275,7 @@ def fit(
     stack.recorder.graphs.clear() # Their memory, for the training sample
     return results_of(stack)
 
-# %% ../nbs/04b_stacks.ipynb #275ab9a3
+# %% ../nbs/04b_stacks.ipynb #fe0ffb13
 def results_of(stack): # `Stack` at the end of its recipe
     "One `Result` for each member"
     K, parts = len(stack.members), ('train', 'validation', 'test')

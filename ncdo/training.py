@@ -111,6 +111,7 @@ def size(self:Images): return [s - 2 * self.border for s in self.pool.shape[-2:]
 def take(self:Images, index, chance=None): # (K, n) into the pool; (K, n, 3) crops and flips -> (K, n, c, h, w)
     return self.look_up(self.pool, index, chance, self.mean, self.std, self.border)
 
+# %% ../nbs/04a_training.ipynb #dc04ab94
 @patch
 def targets(self:Images, index): # (K, n) into the pool
     "(K, n) class indices, or (K, n, m) teacher labels"
@@ -126,7 +127,7 @@ def batch(self:Images, step): # (1,) tensor on the device
     chance = None if self.chance is None else self.chance.index_select(0, step)[0]
     return self.take(index, chance), self.targets(index)
 
-# %% ../nbs/04a_training.ipynb #3b6d9bd8
+# %% ../nbs/04a_training.ipynb #bbff19d6
 @patch
 def _place_labels(self:Images, members, dtype):
     "Teacher labels, and the row of each training image among them"
@@ -194,7 +195,7 @@ class Weights:
         kernels = torch.cat([torch.full((n,), k) for n, k in zip(sizes, is_kernel)]).to(device, dtype)
         self._place_rates(recipes, owner, kernels)
 
-# %% ../nbs/04a_training.ipynb #8823dc3b
+# %% ../nbs/04a_training.ipynb #e6a7eac1
 @patch
 def _place_rates(self:Weights, recipes, owner, kernels): # Of each member; (weights,) whose; (weights,) 1 for kernels
     "Momentum, decay and the rates of all steps: one number where members agree, or else one for each weight"
@@ -241,7 +242,7 @@ class Goals:
         self.log = [{n: empty(*s) for n, s in shapes(p.k).items()} for p in self.problems]
         self._place_tables(device, dtype)
 
-# %% ../nbs/04a_training.ipynb #88bcd682
+# %% ../nbs/04a_training.ipynb #28ff218b
 @patch
 def _place_tables(self:Goals, device, dtype):
     "For each family: the loss, who is in it, and their tables"
@@ -292,7 +293,7 @@ def move(self:Goals, confusions): # (K, m, m) on validation data
     self.tick.add_(1)
     self.set_tables()
 
-# %% ../nbs/04a_training.ipynb #c3196a91
+# %% ../nbs/04a_training.ipynb #f239dbcc
 @patch
 def reduction(self:Goals, k): # Member
     "The `SaddlePoint` that member k's would be by now, with multipliers and history"
