@@ -274,11 +274,9 @@ class Source:
 
 _OF_DIGITS = dict(white=16, split_by_seed=True)
 
-DATASETS = { # chkstyle: ignore-node
-    'digits-lt': Source(_digits, long_tail_counts(80, 10, 20), beside='cifar10-lt', **_OF_DIGITS),
+DATASETS = {'digits-lt': Source(_digits, long_tail_counts(80, 10, 20), beside='cifar10-lt', **_OF_DIGITS),
     'digits-balanced': Source(_digits, [30] * 10, **_OF_DIGITS)}
-DATASETS |= {'cifar10-lt': Source(_cifar, long_tail_counts(5000, 10, 100)),
-    'cifar10-balanced': Source(_cifar, [1000] * 10)}
+DATASETS |= {'cifar10-lt': Source(_cifar, long_tail_counts(5000, 10, 100)), 'cifar10-balanced': Source(_cifar, [1000] * 10)}
 DATASETS |= {'cifar100-lt': Source(_cifar, long_tail_counts(500, 100, 100), groups='head-tail'),
     'tiny-imagenet-lt': Source(_tiny_imagenet, TINY_IMAGENET_COUNTS, groups='head-tail')}
 
