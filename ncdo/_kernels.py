@@ -56,11 +56,10 @@ def _public_cross_entropy(logits, target, weight, reduction, ignore_index):
 
 def _public_backward(grad, logp, dim, dtype): return grad - logp.exp() * grad.sum(-1, keepdim=True)
 
-# %% ../nbs/01a_fast_losses.ipynb #d0782ca6
+# %% ../nbs/01a_fast_losses.ipynb #b1ef14b6
 _cross_entropy = getattr(torch._C._nn, 'cross_entropy_loss', _public_cross_entropy)
 _backward = getattr(torch, '_log_softmax_backward_data', _public_backward)
 
-# %% ../nbs/01a_fast_losses.ipynb #3814279d
 def cross_entropy(logits, target): # (n, m); (n,) class indices
     "Mean cross-entropy; an index out of range raises"
     return _cross_entropy(logits, target, None, 1, NOT_A_LABEL)

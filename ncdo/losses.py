@@ -143,7 +143,8 @@ def as_gain(
     try: gain = torch.as_tensor(_values(gain), device=device)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f'gain is a {kind} that is no table of numbers; give an (m, m) array') from None
-    if gain.ndim != 2 or gain.shape[0] != gain.shape[1]: raise InputError(f'gain has shape {tuple(gain.shape)}; it must be square')
+    shape = tuple(gain.shape)
+    if len(shape) != 2 or shape[0] != shape[1]: raise InputError(f'gain has shape {shape}; it must be square')
     if not gain.isfinite().all(): raise InputError('gain holds values that are not finite')
     return gain if gain.is_floating_point() else gain.double()
 
@@ -238,9 +239,11 @@ def split_gain(
     rebuilt = torch.diag_embed(alpha) + beta.unsqueeze(-2)
     if not check: return alpha, beta
     if not torch.allclose(gain, rebuilt, rtol=1e-5, atol=1e-6 * float(gain.abs().max())):
-        raise InputError('gain is not a diagonal plus equal rows, as the softmax-shifted loss needs; use the hybrid loss')
+        raise InputError('gain is not a diagonal plus equal rows, as the softmax-shifted loss needs; '
+            'use the hybrid loss')
     if not (alpha > 0).all():
-        raise InputError(f'gain of class {int((~(alpha > 0)).nonzero()[0, -1])} earns no more when right than when wrong')
+        at = int((~(alpha > 0)).nonzero()[0, -1])
+        raise InputError(f'gain of class {at} earns no more when right than when wrong')
     return alpha, beta
 
 # %% ../nbs/01_losses.ipynb #9ec479db
@@ -317,11 +320,14 @@ def _linear_kind(gain, kind, diag, check):
     known = 'auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b'
     if kind not in known: raise InputError(f"loss '{kind}' has no such tables; use one of {', '.join(known)}")
     if kind == 'auto': kind = 'logit-adjusted' if check and diag is None and is_diagonal(gain) else 'hybrid-b'
-    if diag is not None and not kind.startswith('hybrid'): raise InputError(f"diag is for the hybrid losses; '{kind}' has its own")
+    own = not kind.startswith('hybrid')
+    if own and diag is not None: raise InputError(f"diag is for the hybrid losses; '{kind}' has its own")
     if kind == 'logit-adjusted' and check and not is_diagonal(gain):
-        raise InputError("kind 'logit-adjusted' ignores entries off the diagonal, and this gain has some; use 'hybrid-b'")
+        raise InputError("kind 'logit-adjusted' ignores entries off the diagonal, and this gain has some; "
+            "use 'hybrid-b'")
     return kind
 
+# %% ../nbs/01_losses.ipynb #37a9b96d
 def loss_tables(
     gain, # (m, m)
     kind, # 'auto', 're-weighted', 'logit-adjusted', 'hybrid-a' or 'hybrid-b'
@@ -341,7 +347,8 @@ def loss_tables(
     if strength != 1: log_diag, weight = factor_gain(gain, (strength * log_diag).exp(), check)
     total = weight.sum(-1).mean()
     if check and not total > 0:
-        raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; nothing can be learnt from it')
+        raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; '
+            'nothing can be learnt from it')
     return log_diag, weight.div_(total)
 
 # %% ../nbs/01_losses.ipynb #0f5e700d
@@ -352,8 +359,8 @@ class Kind:
     per_example: object # Function of (..., n, m) scores, targets, these tables and `ignore_index`: (..., n) losses
     needs: tuple = () # 'priors', 'teacher'
 
-# %% ../nbs/01_losses.ipynb #c79a2da1
-def _shifted(logits, target, *tables, ignore_index=-100): return shifted_table_loss(logits, target, tables, ignore_index)
+# %% ../nbs/01_losses.ipynb #7e0e2ad9
+def _shifted(scores, target, *tables, ignore_index=-100): return shifted_table_loss(scores, target, tables, ignore_index)
 
 def _linear(kind):
     "A kind whose tables are those of `loss_tables`"
@@ -395,8 +402,11 @@ class CostSensitiveLoss(nn.Module):
         check=True # Name bad labels in an error? (on a GPU, looking waits for it)
     ):
         super().__init__()
-        if 'teacher' in kind_of(kind).needs: raise InputError(f"loss '{kind}' learns from a teacher's labels; use DistilledLoss")
-        if reduction not in _REDUCTIONS: raise InputError(f"unknown reduction '{reduction}'; use 'mean', 'sum' or 'none'")
+        needs = kind_of(kind).needs
+        if 'teacher' in needs: raise InputError(f"loss '{kind}' learns from a teacher's labels; use DistilledLoss")
+        if reduction not in _REDUCTIONS:
+            raise InputError(f"unknown reduction '{reduction}'; "
+                "use 'mean', 'sum' or 'none'")
         self.kind, self.priors, self.diag, self.strength = kind, priors, diag, strength
         self.ignore_index, self.reduction, self.check = ignore_index, reduction, check
         self.register_buffer('gain', _check_gain(gain))
@@ -448,7 +458,8 @@ def _any_loss(loss, logits, target):
     if quick and rows.is_cuda and loss.check and labels.dtype == torch.int64 and _in_range(rows, labels):
         return loss._fast.hard(rows, labels)
     if loss.check and not compiling: check_target(rows, labels, loss.ignore_index)
-    if quick and labels.dtype == dtype and not labels.requires_grad and len(labels): return loss._fast.soft(rows, labels)
+    soft = quick and labels.dtype == dtype and not labels.requires_grad and len(labels)
+    if soft: return loss._fast.soft(rows, labels)
     each = loss._kind.per_example(rows, labels, *loss._tables, ignore_index=loss.ignore_index)
     out = _reduce(each, labels, rows, loss.ignore_index, loss.reduction)
     return out.reshape(shape) if loss.reduction == 'none' else out
