@@ -10,6 +10,10 @@ __all__ = ['app', 'SHIFTED', 'summary', 'check_place', 'check_device', 'whole_or
 # %% ../nbs/08_cli.ipynb #56b3a4ca
 import contextlib, dataclasses, inspect, json, os, sys, torch, warnings
 from pathlib import Path
+
+try: import typer # Comes with all that the rooms below need
+except ImportError: sys.exit("ncdo: the command line needs more than the core; pip install 'ncdo[train]'")
+
 from .data import DATASETS, load, locate
 from .gains import InputError
 from .losses import KINDS
@@ -19,9 +23,6 @@ from ncdo.studies import (borrow, draw_studies, notebook_parameters, on_record, 
     study_runs)
 from .common import check_value, optional, write_atomically
 from .training import Recipe
-
-try: import typer
-except ImportError: sys.exit("ncdo: the command line needs typer; pip install 'ncdo[train]'")
 
 # %% ../nbs/08_cli.ipynb #413ed9f5
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True,

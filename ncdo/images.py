@@ -12,8 +12,10 @@ __all__ = ['IMAGES', 'PART_FOLDERS', 'ARRAYS', 'walk', 'images_in', 'part_folder
 import contextlib, functools, math, operator, os, torch, warnings, numpy as np
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from PIL import Image, ImageOps, UnidentifiedImageError
 from .gains import InputError
+
+try: from PIL import Image, ImageOps, UnidentifiedImageError
+except ImportError: Image = None # The core does without; asked for when a file is opened
 
 # %% ../nbs/03a_own_images.ipynb #96b0ffad
 IMAGES = '.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp'
@@ -102,6 +104,7 @@ def _opened(path):
     if os.path.isdir(path):
         raise InputError(f'{path} is a folder, not an image; '
             'take it out, or give it another name')
+    if Image is None: raise InputError("pillow is not installed; pip install 'ncdo[train]'")
     try:
         if not os.path.getsize(path):
             raise InputError(f'{path} is not an image but an empty file; '
@@ -264,7 +267,7 @@ def archive_images(path): # An .npz with the arrays `ARRAYS`
 # %% ../nbs/03a_own_images.ipynb #772db1f9
 def _pixels(image, what):
     "(c, h, w) uint8 or float32"
-    if isinstance(image, Image.Image):
+    if Image and isinstance(image, Image.Image):
         image = np.array(image if image.mode in ('L', 'RGB') else image.convert('RGB'))
         image = image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
     try: x = torch.as_tensor(image)

@@ -220,7 +220,7 @@ def post_shift(
     "Algorithm 3 for any problem: the gain whose rule is best on this sample, 'no shift' included"
     _check_options(problem, iterations, shrinkage)
     omega, smallest = (1., 1e-30) if step_size is None else (step_size, 1e-6)
-    game = SaddlePoint(problem, omega, floor=floor or smallest, max_multiplier=max_multiplier, tolerance=tolerance)
+    game = SaddlePoint(problem, omega, floor=smallest if floor is None else floor, max_multiplier=max_multiplier, tolerance=tolerance)
     sample = _Sample(problem, *_check_sample(problem.m, probabilities, target, sample_weight))
     run = _climb if step_size is None else _play
     run(game, sample, iterations)

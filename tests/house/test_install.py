@@ -76,6 +76,17 @@ def test_the_core_needs_the_core_requirements_alone(module):
     assert done.returncode == 0, done.stderr
 
 
+def test_readmes_loop_has_its_digits_with_the_core_alone():
+    code = BARE.format(refused=OTHERS | {'typer'}) + "import ncdo; assert len(ncdo.load('digits-lt').train) == 269"
+    done = run(sys.executable, '-c', code, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_says_what_a_bare_install_lacks():
+    done = run(sys.executable, '-c', BARE.format(refused=OTHERS | {'typer'}) + 'import ncdo.cli', cwd=ROOT)
+    assert done.returncode and done.stderr == "ncdo: the command line needs more than the core; pip install 'ncdo[train]'\n"
+
+
 @pytest.mark.parametrize('missing,module,extra', [('typer', 'ncdo.cli', 'train'), ('matplotlib', 'ncdo.report', 'report'), ('papermill', 'ncdo.studies', 'paper')])
 def test_what_is_missing_is_named_with_its_extra(missing, module, extra, tmp_path):
     use = {'ncdo.cli': 'from ncdo.cli import main; main(["--help"])', 'ncdo.report': f'from ncdo.cli import main; main(["report", {str(tmp_path)!r}])',
