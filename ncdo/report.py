@@ -79,7 +79,7 @@ def judge(run): # `Run`
         known = ~violations[part].isnan()
         aims = f'{int((met[part] & known).sum())} of {int(known.sum())} targets are met; ' if met else ''
         said[part] = f'{aims}{lowest}, the {run.overall} {percent(run.total(C).item())}'
-    misses = [(run.target - r['test']) / max(r['error'], 1e-9) for r in rows if met and not r['met']['test']]
+    misses = [(run.target - r['test']) / max(r['error'], 1e-9) for r in rows if met and not r['met']['test'] and r['test'] == r['test']]
     return dict(rows=rows, said=said, met={p: bool(m.all()) for p, m in met.items()} if met else None, miss=max(misses, default=0))
 
 # %% ../nbs/07b_report.ipynb #5be19d4d
