@@ -30,10 +30,10 @@ def installed(built, tmp_path_factory):
     venv.create(folder / 'venv', with_pip=True)
     python = folder / 'venv/bin/python'
     site = Path(run(python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))', cwd=folder).stdout.strip())
-    (site / 'lent.pth').write_text(sysconfig.get_path('purelib') + '\n')
     wheel, = built.glob('*.whl')
     done = run(python, '-m', 'pip', 'install', '--no-deps', '--no-index', wheel, cwd=folder)
     assert done.returncode == 0, done.stderr
+    (site / 'lent.pth').write_text(sysconfig.get_path('purelib') + '\n')
     return python
 
 
