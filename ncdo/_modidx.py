@@ -10,7 +10,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'ncdo.adapters._from_json': ('own_loop.html#_from_json', 'ncdo/adapters.py'),
                                'ncdo.adapters._label_rows': ('own_loop.html#_label_rows', 'ncdo/adapters.py'),
                                'ncdo.adapters._once': ('own_loop.html#_once', 'ncdo/adapters.py'),
-                               'ncdo.adapters._optional': ('own_loop.html#_optional', 'ncdo/adapters.py'),
                                'ncdo.adapters._processes': ('own_loop.html#_processes', 'ncdo/adapters.py'),
                                'ncdo.adapters._refuse_loader': ('own_loop.html#_refuse_loader', 'ncdo/adapters.py'),
                                'ncdo.adapters._refuse_sampler': ('own_loop.html#_refuse_sampler', 'ncdo/adapters.py'),

@@ -7,7 +7,7 @@ __all__ = ['SHARE', 'measure_confusion', 'update_gain', 'lightning_callback', 't
            'mean_over_processes', 'train_digits_on_ranks', 'main', 'compute_with_ray']
 
 # %% ../nbs/20_own_loop.ipynb #e2b476e9
-import importlib, inspect, itertools, os, time, torch, torch.distributed as dist, warnings
+import inspect, itertools, os, time, torch, torch.distributed as dist, warnings
 from collections.abc import Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
@@ -212,14 +212,7 @@ def update_gain(
     loss_fn.set_gain(reduction.update(C))
 
 # %% ../nbs/20_own_loop.ipynb #a6ffeaf5
-def _optional(
-    name, # Module to import
-    extra # What to install
-):
-    "An optional library, or one line that says how to get it"
-    what = f"{name.split('.')[0]} is not installed; pip install 'ncdo[{extra}]'"
-    try: return importlib.import_module(name)
-    except ImportError: raise InputError(what) from None
+from .common import optional
 
 # %% ../nbs/20_own_loop.ipynb #143a82fe
 def _check_callback(loss_fn, batches, every):
@@ -247,7 +240,7 @@ def lightning_callback(
     every=10 # Optimiser steps between updates
 ): # A `Callback` for `Trainer(callbacks=[...])`
     "Steers a Lightning training; its checkpoints hold the multipliers, resuming restores them"
-    lightning = _optional('lightning.pytorch', 'lightning')
+    lightning = optional('lightning.pytorch', 'lightning')
     _check_callback(loss_fn, batches, every)
     class MultipliersCallback(lightning.Callback):
         state_key = 'ncdo'
@@ -284,7 +277,7 @@ def trainer_callback(
     every=10 # Optimiser steps between updates
 ): # A `TrainerCallback` for `Trainer(callbacks=[...])`
     "Steers a Hugging Face training; its checkpoints hold the multipliers, resuming restores them"
-    library = _optional('transformers.trainer_callback', 'transformers')
+    library = optional('transformers.trainer_callback', 'transformers')
     _check_callback(loss_fn, batches, every)
     class MultipliersCallback(library.TrainerCallback, library.ExportableState):
         def on_train_begin(self, args, state, control, **_):
@@ -388,7 +381,7 @@ def compute_with_ray(
     retries=3 # How often a task may lose its machine or process
 ): # {spec: record}
     "`compute` of chapter 07 on a Ray cluster; one on this machine is started unless `ray.init` was called"
-    ray = _optional('ray', 'ray')
+    ray = optional('ray', 'ray')
     from ncdo.runs import check_records, read_record
     from ncdo.schedule import Job, pack
     store = Path(store).resolve()
