@@ -523,6 +523,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                            'ncdo.runs.Spec.id': ('runs.html#spec.id', 'ncdo/runs.py'),
                            'ncdo.runs.Spec.problem': ('runs.html#spec.problem', 'ncdo/runs.py'),
                            'ncdo.runs.Spec.shown_groups': ('runs.html#spec.shown_groups', 'ncdo/runs.py'),
+                           'ncdo.runs.Spec.worst_of': ('runs.html#spec.worst_of', 'ncdo/runs.py'),
                            'ncdo.runs._cifar_recipe': ('runs.html#_cifar_recipe', 'ncdo/runs.py'),
                            'ncdo.runs._shift_file': ('runs.html#_shift_file', 'ncdo/runs.py'),
                            'ncdo.runs._shifted': ('runs.html#_shifted', 'ncdo/runs.py'),

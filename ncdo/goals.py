@@ -137,7 +137,7 @@ def frank_wolfe(
     game, gaps = SaddlePoint(problem), []
     C = respond(game.gain)
     for t in range(steps):
-        game.step_size = 2 / (t + 2)
+        game.step_size = [2 / (t + 2)]
         C = respond(game.update(C))
         gaps.append(problem.gap(game.multipliers, C).item())
     return game, gaps
@@ -384,8 +384,8 @@ def _effect(self:Constrained, mean):
 @patch
 def move(self:Constrained, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
     own = len(self.goal.parts)
-    steps = step_size if isinstance(step_size, (list, tuple)) else [step_size] * len(self.parts)
-    of = {self.goal: steps[:own], self.constraints: steps[own:]}
+    steps = (step_size[:own], step_size[own:]) if isinstance(step_size, list) else (step_size, step_size)
+    of = dict(zip((self.goal, self.constraints), steps))
     return self._each(lambda problem, x, v: problem.move(x, v, of[problem], floor, max_multiplier), multipliers, violations)
 
 @patch

@@ -145,33 +145,35 @@ def _weighted_median(values, weight):
     return values[order][np.searchsorted(reached, reached[-1] / 2 - 1e-9)]
 
 # %% ../nbs/05_postshift.ipynb #d1e325b6
-def _typical_margin(problem, sample):
-    "Median lead of the largest scores, as the change of a multiplier that makes up for it"
+def _typical_margin(problem, sample, domain, part):
+    "Median lead of the largest scores, as the change of a multiplier that makes up for it; for averages a sixth"
+    if domain == 'average': return 1 / 6
     second, top = np.partition(sample.scores, -2, axis=1)[:, -2:].astype(float).T
     margin = top - second
-    if problem.domain == 'simplex':
+    if domain == 'simplex':
         lead = np.clip(margin / np.maximum(np.abs(top), 1e-300), 0, 1 - 1e-13)
         margin = -np.log1p(-lead)
     median = _weighted_median(margin, sample.weight.numpy())
     if median is None: return 1.
-    if problem.domain == 'simplex' or not problem.k: return median
-    sizes = problem.b.abs().where(problem.b != 0, problem.share)
-    effect = problem._effect(sample.weight @ sample.p.double()).mean()
+    if domain == 'simplex' or not problem.k: return median
+    sizes = problem.b.abs().where(problem.b != 0, problem.share)[part]
+    effect = problem._effect(sample.weight @ sample.p.double())[part].mean()
     return median / (effect * sizes.mean()).clamp(min=1e-12).item()
 
 # %% ../nbs/05_postshift.ipynb #5a60c2de
 def _climb(game, sample, updates):
     "Algorithm 3 with steps from coarse to fine"
-    simplex = game.problem.domain == 'simplex'
+    parts = game.problem.parts
     shares = [updates * i // len(RUNGS) for i in range(len(RUNGS) + 1)]
-    if simplex: game.multipliers = game.problem.share
+    for domain, part in parts:
+        if domain == 'simplex': game.multipliers[part] = game.problem.share[part]
     for step, first, last in zip(RUNGS, shares, shares[1:]):
-        game.step_size = step * _typical_margin(game.problem, sample)
+        game.step_size = [step * _typical_margin(game.problem, sample, *part) for part in parts]
         _play(game, sample, last - first)
         late = [h['multipliers'] for h in game.history[(first + last) // 2 + 1:]]
         late = torch.stack([*late, game.multipliers])
-        mean = late.log().mean(0).softmax(-1) if simplex else late.mean(0)
-        game.multipliers = game.problem.neutral(mean, sample.known)
+        middle = [late[:, part].log().mean(0).softmax(-1) if domain == 'simplex' else late[:, part].mean(0) for domain, part in parts]
+        game.multipliers = game.problem.neutral(torch.cat(middle), sample.known)
         sample.shift(game.multipliers)
 
 # %% ../nbs/05_postshift.ipynb #fd04db8f
@@ -190,7 +192,7 @@ def _contest(sample, gain, tolerance):
 def _warn_missed(problem, violations, tolerance):
     "A warning that names the targets the model misses as it came"
     missed = violations > problem.slack(tolerance)
-    if problem.domain != 'nonnegative' or not missed.any(): return
+    if not (missed := missed & problem.demanded).any(): return
     names = ', '.join(problem.names[i] for i in missed.nonzero().flatten()[:5])
     warnings.warn('post-shift found no rule better than the model as it came, '
         f'which misses the target of {names}; try other targets or more iterations', stacklevel=3)
