@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['HALF', 'KINDS', 'table_loss', 'check_target', 'score_rows', 'as_gain', 'nonnegative_gain', 'reweighted_loss',
            'logit_adjusted_loss', 'factor_gain', 'is_diagonal', 'hybrid_loss', 'split_gain', 'shift_tables',
-           'shifted_table_loss', 'softmax_shifted_loss', 'loss_tables', 'Kind', 'kind_of', 'CostSensitiveLoss']
+           'shifted_table_loss', 'softmax_shifted_loss', 'loss_tables', 'Kind', 'kind_of', 'pairwise_diagonal',
+           'CostSensitiveLoss']
 
 # %% ../nbs/01_losses.ipynb #5cea1380
 import dataclasses, math, torch, warnings
@@ -378,6 +379,23 @@ def kind_of(name): # Of a loss
     "The entry of `KINDS`, or a one-line error that lists what is known"
     if isinstance(name, str) and name in KINDS: return KINDS[name]
     raise InputError(f"unknown loss '{name}'; use one of {', '.join(KINDS)}")
+
+# %% ../nbs/01_losses.ipynb #23762da0
+def pairwise_diagonal(
+    gain, # (m, m)
+    check=True # Look whether a right answer earns the most?
+): # (m,) log of the diagonal gain
+    "The diagonal gain whose boundary between any two classes is nearest to that of a gain, in least squares of the log odds"
+    lead = gain.diagonal()[:, None] - gain
+    lead = lead.fill_diagonal_(1.) if check else lead + torch.eye(len(gain), dtype=gain.dtype, device=gain.device)
+    if check and not (lead > 0).all():
+        i, j = (~(lead > 0)).nonzero()[0].tolist()
+        raise InputError(f"for class {i} the answer {j} earns no less than the right one; kind 'pairwise' needs right answers to earn the most")
+    odds = lead.clamp(min=1e-12).log()
+    return (odds - odds.mT).mean(-1)
+
+def _pairwise(gain, strength=1., check=True, **_): return strength * pairwise_diagonal(gain, check),
+KINDS['pairwise'] = Kind(_pairwise, table_loss)
 
 # %% ../nbs/01_losses.ipynb #e48471d7
 def _check_gain(gain, m=None):

@@ -175,6 +175,10 @@ def _climb(game, sample, updates):
         middle = [late[:, part].log().mean(0).softmax(-1) if domain == 'simplex' else late[:, part].mean(0) for domain, part in parts]
         game.multipliers = game.problem.neutral(torch.cat(middle), sample.known)
         sample.shift(game.multipliers)
+    for trial in game.problem.variations(game.history[game.best]['multipliers']):
+        game._move(*sample.values)
+        game.multipliers = trial
+        sample.shift(trial)
 
 # %% ../nbs/05_postshift.ipynb #fd04db8f
 def _shrunk(gain, shrinkage):

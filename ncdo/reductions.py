@@ -50,6 +50,11 @@ def prices(self:Problem, multipliers): # (..., k)
     "What a unit of each value counts in the gain, (..., k): the multipliers, unless the goal is a function of C (chapter 02b)"
     return multipliers
 
+@patch
+def variations(self:Problem, multipliers): # (k,)
+    "Other multipliers worth a trial in a post-shift, (n, k)"
+    return multipliers[:0, None]
+
 def lambda_step(
     problem, # A `Problem`
     multipliers, # (k,)

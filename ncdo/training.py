@@ -156,8 +156,9 @@ class Member:
 
     @functools.cached_property
     def kind(self):
-        "Its loss; 'auto' is resolved by what the gain looks like once every multiplier is positive"
+        "Its loss; 'auto' is resolved by what the gain looks like once every multiplier is positive, and is 'pairwise' for ratios"
         if self.loss != 'auto': return self.loss
+        if not self.problem.concave: return 'pairwise'
         return 'logit-adjusted' if is_diagonal(self.problem.gain(torch.ones(self.problem.k))) else 'hybrid-b'
 
     def tables(self, gain, priors, check=True): # (m, m); (m,); name a gain that does not fit the loss?
