@@ -251,7 +251,7 @@ def draw_alternatives(run, points): # `Run`; what `alternatives` returns
     if run.targets is not None: ax.axhline(0 if run.uneven else run.target, color='k', ls='--', lw=1, label='target')
     ax.set(xlabel=run.overall, ylabel=run.lowest, title='Up and to the right is better (test images)')
     ax.margins(.1)
-    ax.set_ylim(max(-.01, ax.get_ylim()[0]))
+    if not run.uneven: ax.set_ylim(max(-.01, ax.get_ylim()[0]))
     for axis in (ax.xaxis, ax.yaxis): axis.set_major_formatter(lambda v, _: f'{100 * v:.3g}%')
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False)
     return fig

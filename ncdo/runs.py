@@ -95,7 +95,8 @@ def check_targets(
     if not isinstance(given, (dict, list, tuple)): return _share(name, given)
     if isinstance(given, dict): given = given.get(None, rest), [(c, v) for c, v in given.items() if c is not None]
     try: rest, own = given[0], sorted((str(c), _share(f'{name} of {c}', v)) for c, v in given[1])
-    except (IndexError, TypeError): raise InputError(f'{name} is {given!r}; give a number from 0 to 1, or {{class: number}}') from None
+    except InputError: raise
+    except (IndexError, TypeError, ValueError): raise InputError(f'{name} is {given!r}; give a number from 0 to 1, or {{class: number}}') from None
     if twice := [a for (a, _), (b, _) in zip(own, own[1:]) if a == b]: raise InputError(f"{name} names '{twice[0]}' twice; give one number")
     rest = _share(name, rest)
     return (rest, tuple(own)) if own else rest
