@@ -545,20 +545,19 @@ def _groups(groups, m):
     groups, names = _numbered(groups, m)
     return groups, len(names), torch.bincount(groups).double()[groups], names
 
+# %% ../nbs/00_gains.ipynb #2f5e8a11
 def _targets(value, what, k, names=None): # Names of the groups, if it is about groups
     "A target in [0, 1] for all, or (k,) one for each class or group, or an error that names it"
-    if isinstance(value, (numbers.Real, str, type(None))):
-        return float(_number(value, what, lambda x: 0 <= x <= 1, 'lie between 0 and 1'))
+    fits, must = lambda x: 0 <= x <= 1, 'lie between 0 and 1'
+    if isinstance(value, (numbers.Real, str, type(None))): return float(_number(value, what, fits, must))
     one, many = ('class', 'classes') if names is None else ('group', 'groups')
     t, names = _tensor(value, what, torch.float64).detach().cpu(), names or list(range(k))
     if t.ndim == 0: return _targets(t.item(), what, k)
-    if t.shape != (k,):
-        raise InputError(f'{what} has shape {tuple(t.shape)}; give one number, or one for each of {k} {many}')
+    if t.shape != (k,): raise InputError(f'{what} has shape {tuple(t.shape)}; give one number, or one for each of {k} {many}')
     if hasattr(value, 'to_numpy') and list(getattr(value, 'index', names)) not in (names, list(range(k))):
         raise InputError(f'{what} has the index {list(value.index)[:5]}; '
             f'give one number for each of the {many} {names[0]}..{names[-1]}, in that order')
-    bad = (~((t >= 0) & (t <= 1))).nonzero().flatten().tolist()
-    if bad: raise InputError(f'{what} of {one} {names[bad[0]]} is {t[bad[0]].item():g}; it must lie between 0 and 1')
+    for i in (~((t >= 0) & (t <= 1))).nonzero().flatten(): _number(t[i].item(), f'{what} of {one} {names[i]}', fits, must)
     return t
 
 # %% ../nbs/00_gains.ipynb #e92205d7

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['GOALS', 'FIRST_FIELDS', 'TARGETS', 'PRESETS', 'UPDATES', 'one_of', 'Goal', 'counted', 'check_targets', 'targets_of',
            'most_frequent', 'check_model', 'Spec', 'metrics', 'assessment', 'make_record', 'write_weights',
-           'read_record', 'write_record', 'spec_of', 'priors_of', 'names_of', 'read_scores', 'same_data',
+           'read_record', 'write_record', 'spec_of', 'priors_of', 'read_scores', 'names_of', 'same_data',
            'check_records', 'differences', 'read_shift', 'post_shift_run', 'recipe_spec', 'own_recipe']
 
 # %% ../nbs/07_runs.ipynb #147597e5
 import copy, dataclasses, functools, hashlib, importlib.metadata, io, json, math, platform, zipfile
 import numpy as np, torch
+from fastcore.basics import patch
 from pathlib import Path
 from . import gains
 from .data import DATASETS, load, locate, source_of
@@ -39,7 +40,7 @@ class Goal:
     overall: str = 'average recall' # What it trades for its quantity; or 'accuracy at the training mix'
     quantity: str = 'recall' # What it looks at in each class or group, by name ...
     values: object = lambda C, p: recall(C) # ... and as a function of (..., m, m) confusions and (m,) priors
-    target: object = lambda spec, m: None # Smallest value wanted, if there is a target
+    target: object = lambda spec, m: None # Smallest value wanted, or one for each class or group, if there is a target
 
 # %% ../nbs/07_runs.ipynb #a5354393
 def _weights(spec, m):
@@ -101,6 +102,7 @@ def check_targets(
     rest = _share(name, rest)
     return (rest, tuple(own)) if own else rest
 
+# %% ../nbs/07_runs.ipynb #7a46e7c6
 def targets_of(name, targets, units): # Field; from `check_targets`; names of all classes or groups
     "Targets as a list in the order of the names, or an error that says which name is not among them"
     if not isinstance(targets, tuple): return [targets] * len(units)
@@ -165,34 +167,40 @@ class Spec:
     def data(self, root=None): return load(self.dataset, root, self.split_seed, self.image_size)
     def class_groups(self, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
 
-    def problem(self, priors, target_priors=None, names=None): # Names of the classes; their numbers unless given
-        "The goal as a `Problem`"
-        return self.goal.make(priors, self.at(names or range(len(priors))), priors if target_priors is None else target_priors)
-
     def shown_groups(self, priors):
         "Head and tail to report on, each of at least one class"
         one = 1 / len(priors)
         return head_tail_groups(priors, min(max(self.tail, one), 1 - one))
 
-    def units(self, names): # Of the classes
-        "What the goal has targets for, by name"
-        return ['head', 'tail'] if self.groups == 'head-tail' and 'groups' in self.goal.asks else list(map(str, names))
+# %% ../nbs/07_runs.ipynb #7a46e7c5
+@patch
+def units(self:Spec, names): # Of the classes
+    "What the goal has targets for, by name"
+    return ['head', 'tail'] if self.groups == 'head-tail' and 'groups' in self.goal.asks else list(map(str, names))
 
-    def at(self, names): # Of the classes
-        "The same for a `Goal` to read: a target is one number, or (k,) of them where classes or groups have their own"
-        there = copy.copy(self)
-        for k, v in ((k, v) for k in TARGETS if isinstance(v := getattr(self, k), tuple)):
-            read = torch.tensor(targets_of(k, v, self.units(names)), dtype=torch.float64) if k in self.goal.asks else v[0]
-            object.__setattr__(there, k, read)
-        return there
+@patch
+def at(self:Spec, names): # Of the classes
+    "The same for a `Goal` to read: a target is one number, or (k,) of them where classes or groups have their own"
+    there = copy.copy(self)
+    for k, v in ((k, v) for k in TARGETS if isinstance(v := getattr(self, k), tuple)):
+        read = torch.tensor(targets_of(k, v, self.units(names)), dtype=torch.float64) if k in self.goal.asks else v[0]
+        object.__setattr__(there, k, read)
+    return there
 
-    def settled(self, names): # Of the classes
-        "The same, its targets in the shortest form that says this of these classes: one goal, one id"
-        short = {}
-        for k in (k for k in TARGETS if k in self.goal.asks):
-            values = targets_of(k, getattr(self, k), units := self.units(names))
-            short[k] = {None: (rest := most_frequent(values))} | {c: v for c, v in zip(units, values) if v != rest}
-        return dataclasses.replace(self, **short)
+@patch
+def problem(self:Spec, priors, target_priors=None, names=None): # Names of the classes; their numbers unless given
+    "The goal as a `Problem`"
+    return self.goal.make(priors, self.at(names or range(len(priors))), priors if target_priors is None else target_priors)
+
+# %% ../nbs/07_runs.ipynb #7a46e7c9
+@patch
+def settled(self:Spec, names): # Of the classes
+    "The same, its targets in the shortest form that says this of these classes: one goal, one id"
+    short, units = {}, self.units(names)
+    for k in (k for k in TARGETS if k in self.goal.asks):
+        values = targets_of(k, getattr(self, k), units)
+        short[k] = {None: (rest := most_frequent(values))} | {c: v for c, v in zip(units, values) if v != rest}
+    return dataclasses.replace(self, **short)
 
 # %% ../nbs/07_runs.ipynb #6d9d761b
 def metrics(
@@ -285,10 +293,6 @@ def priors_of(record): # From `read_record`
     counts = torch.tensor(record['class_counts'], dtype=torch.float64)
     return counts / counts.sum()
 
-def names_of(record): # From `read_record`
-    "Names of a run's classes"
-    return record.get('class_names') or [str(i) for i in range(len(record['class_counts']))]
-
 def read_scores(folder): # A run's folder
     "Scores and labels of a finished run: train, validation, test, y_train, ..."
     path = Path(folder) / 'scores.npz'
@@ -297,6 +301,11 @@ def read_scores(folder): # A run's folder
         with np.load(path, allow_pickle=False) as z: return {k: torch.from_numpy(z[k]) for k in z.files}
     except OSError as e: raise InputError(f'{path} cannot be read ({e.strerror}); mend its permissions, or the disk') from None
     except (ValueError, EOFError, zipfile.BadZipFile) as e: raise InputError(f'{path} is damaged ({type(e).__name__}); remove record.json beside it and compute the run again') from None
+
+# %% ../nbs/07_runs.ipynb #854bab19
+def names_of(record): # From `read_record`
+    "Names of a run's classes"
+    return record.get('class_names') or [str(i) for i in range(len(record['class_counts']))]
 
 # %% ../nbs/07_runs.ipynb #01499e8b
 def same_data(record, data, folder): # From `read_record`; `Data`; the run's folder

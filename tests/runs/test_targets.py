@@ -3,7 +3,7 @@ import html, json, re, pytest, torch
 from pictures import image_folder
 from ncdo.gains import InputError
 from ncdo.report import Run, judge, write_report
-from ncdo.runs import GOALS, Spec, check_targets, post_shift_run, read_record, spec_of
+from ncdo.runs import GOALS, Spec, post_shift_run, spec_of
 
 FAST = ['--model', 'mlp-16', '--steps', 4, '--batch-size', 8]
 RECALL = ['--objective', 'recall', '--dataset', 'data']
@@ -36,7 +36,7 @@ def test_a_target_of_its_own_trains_resumes_and_round_trips(ncdo, pets):
 def test_one_goal_has_one_id(ncdo, pets):
     "However it is written: what is the same for most is the rest"
     names, ids = ['cat', 'dog', 'emu'], set()
-    for tau in ({None: .8, 'cat': .9}, {'cat': .9, 'dog': .8, 'emu': .8}, {None: .9, 'dog': .8, 'emu': .8}, (.8, (('dog', .8), ('cat', .9)))):
+    for tau in ({None: .8, 'cat': .9}, dict(cat=.9, dog=.8, emu=.8), {None: .9, 'dog': .8, 'emu': .8}, (.8, (('dog', .8), ('cat', .9)))):
         ids.add(Spec(objective='recall', tau=tau).settled(names).id)
     assert len(ids) == 1 and Spec(objective='recall', tau={c: .7 for c in names}).settled(names) == Spec(objective='recall', tau=.7)
     assert Spec(objective='recall', tau={'cat': .9}) == Spec(objective='recall', tau=[.5, [['cat', .9]]]) != Spec(objective='recall')

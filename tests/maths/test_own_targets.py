@@ -112,6 +112,6 @@ def test_mistakes_name_the_class_and_the_mend(name, own, message):
 
 def test_mistakes_about_groups():
     groups = head_tail_groups(P, .25)
-    for own, message in (([.5] * 4, r'shape \(4,\); give one number, or one for each of 2 groups'), ([.5, 2], 'fraction of group tail is 2; it'),
+    for own, message in (([.5] * 4, r'shape \(4,\); give one number, or one for each of 2 groups'), ([.5, 2], 'fraction of group tail is 2.0; it'),
         (pd.Series([.5, .6], ['tail', 'head']), r"index \['tail', 'head'\]; give one number for each of the groups head..tail, in that order")):
         with pytest.raises(InputError, match=message): balanced_coverage_constraint(P, own, groups)
