@@ -452,6 +452,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                            'ncdo.runs.Spec.settled': ('runs.html#spec.settled', 'ncdo/runs.py'),
                            'ncdo.runs.Spec.shown_groups': ('runs.html#spec.shown_groups', 'ncdo/runs.py'),
                            'ncdo.runs.Spec.units': ('runs.html#spec.units', 'ncdo/runs.py'),
+                           'ncdo.runs._by_name': ('runs.html#_by_name', 'ncdo/runs.py'),
                            'ncdo.runs._cifar_recipe': ('runs.html#_cifar_recipe', 'ncdo/runs.py'),
                            'ncdo.runs._share': ('runs.html#_share', 'ncdo/runs.py'),
                            'ncdo.runs._shift_file': ('runs.html#_shift_file', 'ncdo/runs.py'),

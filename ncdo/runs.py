@@ -334,6 +334,9 @@ def _shift_file(folder, record, settings, out):
     name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     return Path(folder) / f'postshift-{name}.json' if out is None else Path(out) / f"postshift-{record['id']}-{name}.json"
 
+def _by_name(targets): # A field of `Spec` that is one of `TARGETS`
+    return {None: targets[0], **dict(targets[1])} if isinstance(targets, tuple) else {None: targets}
+
 def read_shift(path): # File
     "The result of a post-shift, or None"
     return dict(json.loads(path.read_text()), path=str(path)) if path.exists() else None
@@ -354,7 +357,7 @@ def post_shift_run(
     if record is None: raise InputError(f'{folder} holds no record of a finished run')
     spec = spec_of(record)
     for k, v in changes.items():
-        if isinstance(v, dict): changes[k] = {None: was[0] if isinstance(was := getattr(spec, k), tuple) else was} | v # The rest as on record
+        if isinstance(v, dict) and None not in v: changes[k] = _by_name(getattr(spec, k)) | {str(c): x for c, x in v.items()} # The others as on record
     spec = dataclasses.replace(spec, objective=one_of(objective, GOALS, 'objective'), **changes).settled(names_of(record))
     settings = dict(objective=objective, step_size=step_size, iterations=iterations, shrinkage=shrinkage, cv=cv)
     settings |= {k: getattr(spec, k) for k in ('groups', 'tail', 'tau', 'fraction')}

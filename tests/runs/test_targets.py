@@ -105,9 +105,10 @@ def test_post_shift_takes_them_and_keeps_the_rest_of_the_record(ncdo, pets):
         assert status == 2 and message in err and err.count('\n') == 1 and {p.name for p in (pets / 'run').iterdir()} == before
     status, out, err = ncdo('postshift', '--run', 'run', '--objective', 'recall', '--tau', 'cat=.9')
     path = out.split('result: ')[1].strip()
-    assert status == 0 and json.loads(open(path).read())['settings']['tau'] == [.3, [['cat', .9]]], err
+    assert status == 0 and json.loads(open(path).read())['settings']['tau'] == [.3, [['cat', .9], ['emu', .6]]], err # The others as on record
     assert post_shift_run('run', 'recall')['settings']['tau'] == (.3, (('emu', .6),)) # As on record
-    assert post_shift_run('run', 'recall', tau={None: .3, 'cat': .9})['path'] == path
+    assert post_shift_run('run', 'recall', tau={None: .3, 'cat': .9, 'emu': .6})['path'] == path
+    assert post_shift_run('run', 'recall', tau={None: .3, 'cat': .9})['settings']['tau'] == (.3, (('cat', .9),))
     assert post_shift_run('run', 'recall', tau=.4)['settings']['tau'] == .4
 
 
