@@ -26,6 +26,7 @@ VALUES = dict( # Kind of value: test, and what to give
     positive=(lambda v: _number(v) and v > 0, 'a positive number'),
     nonnegative=(lambda v: _number(v) and v >= 0, 'a number of at least 0'),
     share=(lambda v: _number(v) and 0 <= v <= 1, 'a number from 0 to 1'),
+    targets=(lambda v: isinstance(v, tuple) or _number(v) and 0 <= v <= 1, 'a number from 0 to 1, or {class: number}'),
     inner=(lambda v: _number(v) and 0 < v < 1, 'a number between 0 and 1'),
     flag=(lambda v: isinstance(v, bool), 'True or False'),
     text=(lambda v: isinstance(v, str), 'a text'))

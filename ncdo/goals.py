@@ -11,7 +11,7 @@ __all__ = ['FunctionGoal', 'RecallGoal', 'alpha_fair_goal', 'geometric_mean_goal
 # %% ../nbs/02b_goals.ipynb #6c62870c
 import math, torch
 from fastcore.basics import patch
-from .gains import ClassProblem, InputError, Problem, _class_mix, _fraction, _number, nanmin, recall
+from .gains import ClassProblem, InputError, Problem, _class_mix, _number, _targets, nanmin, recall
 from .reductions import SaddlePoint
 
 # %% ../nbs/02b_goals.ipynb #8a04165d
@@ -28,6 +28,7 @@ class FunctionGoal(Problem):
         self._state(torch.zeros(size), priors, target_priors, 'average', names)
         if parts: self._place(parts)
         self.share, self.room = self.target_priors.repeat(sets), torch.full_like(self.b, torch.inf)
+        self.free = torch.zeros_like(self.demanded)
 
     def _evaluate(self, C, complete=False):
         values = self.measure(C)
@@ -221,6 +222,10 @@ class RatioGoal(FunctionGoal):
 
     def _overall(self, earned, values): return self.value(self.target_priors, *values.chunk(2, -1))
 
+    def outcomes(self, values): # F1 of each class
+        hits, named = values[..., -2 * self.m:].chunk(2, -1)
+        return 2 * hits / (self.target_priors + named)
+
     def variations(self, values): # Higher and lower thresholds, since probabilities are seldom calibrated
         more = torch.ones(len(STRENGTHS), self.k, dtype=torch.float64)
         more[:, -2 * self.m:-self.m] = STRENGTHS[:, None]
@@ -308,15 +313,11 @@ class WorstF1(RatioGoal):
         hits, named = values[..., -2 * self.m:].chunk(2, -1)
         return hits, self.target_priors + named
 
-    def _f1(self, values):
-        hits, whole = self._hits_and_whole(values)
-        return 2 * hits / whole
-
-    def _overall(self, earned, values): return nanmin(self._f1(values))
+    def _overall(self, earned, values): return nanmin(self.outcomes(values))
 
     def measure(self, C):
         values = super().measure(C)
-        return torch.cat([self._f1(values), values], -1)
+        return torch.cat([self.outcomes(values), values], -1)
 
 # %% ../nbs/02b_goals.ipynb #3236b45e
 @patch
@@ -324,21 +325,22 @@ def prices(self:WorstF1, multipliers): # (..., 3m)
     "What a unit of each class's hits, and of its predictions, counts, (..., 2m)"
     hits, whole = self._hits_and_whole(multipliers)
     known = ~hits.isnan()
-    measured, worst = known.any(-1, keepdim=True), nanmin(self._f1(multipliers)).nan_to_num(0.)[..., None]
+    measured, worst = known.any(-1, keepdim=True), nanmin(self.outcomes(multipliers)).nan_to_num(0.)[..., None]
     each = multipliers[..., :self.m] / whole.where(measured, 2 * self.target_priors)
     return torch.cat([2 * each, -(worst * each).where(known, 0)], -1)
 
 # %% ../nbs/02b_goals.ipynb #5f36c553
 @patch
 def tangents(self:WorstF1, values):
-    (_, whole), F = self._hits_and_whole(values), self._f1(values)
+    (_, whole), F = self._hits_and_whole(values), self.outcomes(values)
     slopes = torch.cat([torch.diag(2 / whole), -torch.diag(F / whole)], 1)
     return F * values[-self.m:] / whole, torch.nn.functional.pad(slopes, (1 + self.m, 0))
 
 @patch
 def gap(self:WorstF1, multipliers, C): # (3m,); (m, m) confusion of the best response
     "Dinkelbach's value, stretched: how far the smallest F1 can be from the best"
-    (_, whole), F, (hits, own) = self._hits_and_whole(multipliers), self._f1(multipliers), self._hits_and_whole(self.measure(C))
+    (_, whole), F = self._hits_and_whole(multipliers), self.outcomes(multipliers)
+    hits, own = self._hits_and_whole(self.measure(C))
     value = (multipliers[..., :self.m] * (2 * hits - nanmin(F) * own) / whole).nansum(-1)
     return value * (whole / self.target_priors).amax(-1)
 
@@ -358,8 +360,10 @@ def recall_at_precision(
     "Maximise one class's recall while its precision is at least tau"
     p = _class_mix(priors, target_priors)
     _number(class_index, 'class_index', lambda x: x == int(x) and 0 <= x < len(p), f'be one of the classes 0..{len(p) - 1}')
+    tau = _targets(tau, 'tau', len(p))
+    if isinstance(tau, torch.Tensor): tau = tau[class_index].item()
     one = torch.zeros_like(p).index_fill(0, torch.tensor(int(class_index)), 1.)
-    return ClassProblem(priors, target_priors, objective=one / p + accuracy, diag=one / p, column=-_fraction(tau, 'tau') * one / p,
+    return ClassProblem(priors, target_priors, objective=one / p + accuracy, diag=one / p, column=-tau * one / p,
         groups=(one - 1).long(), b=[0.], names=[f'class {class_index}'])
 
 # %% ../nbs/02b_goals.ipynb #1330f362
@@ -370,7 +374,7 @@ class Constrained(Problem):
         join = lambda name: torch.cat([getattr(x, name) for x in both])
         self._state(join('b'), goal.priors, goal.target_priors, goal.domain, [*goal.names, *constraints.names])
         self._place([(domain, part.stop - part.start) for x in both for domain, part in x.parts])
-        self.share, self.room, self.concave = join('share'), join('room'), goal.concave
+        self.share, self.room, self.free, self.concave = join('share'), join('room'), join('free'), goal.concave
         self.left_out = constraints._matrix(torch.zeros_like(constraints.b)) # Their own objective
 
     def _split(self, x): return x[..., :self.goal.k], x[..., self.goal.k:]
@@ -385,6 +389,9 @@ class Constrained(Problem):
 # %% ../nbs/02b_goals.ipynb #5916a24f
 @patch
 def prices(self:Constrained, multipliers): return self._each(lambda problem, x: problem.prices(x), multipliers)
+
+@patch
+def outcomes(self:Constrained, values): return self.goal.outcomes(self._split(values)[0])
 
 @patch
 def variations(self:Constrained, multipliers):

@@ -51,6 +51,11 @@ def prices(self:Problem, multipliers): # (..., k)
     return multipliers
 
 @patch
+def outcomes(self:Problem, values): # (..., k), as `evaluate` finds them: bounds less violations
+    "What a report shows of each class or constraint, (..., n): the values, unless the goal is about other numbers"
+    return values
+
+@patch
 def variations(self:Problem, multipliers): # (k,)
     "Other multipliers worth a trial in a post-shift, (n, k)"
     return multipliers[:0, None]

@@ -74,7 +74,7 @@ def members_of(specs, data, teachers): # Runs of one stack; `Data` of each; fold
     members = []
     for s, d in zip(specs, data):
         labels = teacher_labels(taught_by(teachers[s.teacher], s, d), s.temperature) if s.teacher else None
-        problem = s.problem(d.priors if labels is None else teacher_priors(labels), d.priors)
+        problem = s.problem(d.priors if labels is None else teacher_priors(labels), d.priors, d.class_names)
         members.append(Member(d, problem, s.loss, s.seed, s.step_size, labels, s.gamma, s.recipe, s.max_multiplier, s.tolerance))
     return members
 
