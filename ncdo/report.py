@@ -10,7 +10,7 @@ __all__ = ['BLUE', 'ORANGE', 'GREY', 'STYLE', 'PAGE', 'PAGE_END', 'FIGURES', 'pe
 # %% ../nbs/07b_report.ipynb #e2b0f851
 import base64, functools, io, tempfile, torch, numpy as np
 from pathlib import Path
-from .runs import SETTINGS, most_frequent, names_of, post_shift_run, read_record, spec_of
+from .runs import GOALS, SETTINGS, most_frequent, names_of, post_shift_run, read_record, spec_of
 from .gains import InputError, average_recall, balanced_coverage, group_mean, precision, recall
 from .common import write_atomically
 
@@ -48,13 +48,15 @@ class Run:
         self.goal = self.spec.goal
         self.quantity, self.overall, s = self.goal.quantity, self.goal.overall, self.spec.at(self.names)
         target = self.goal.target(s, self.m)
-        by_group = self.groups is not None and self.problem.k
+        by_group = self.groups is not None and 'groups' in self.spec.asks
         self.units = self.problem.names if by_group else self.names
         self.targets = None if target is None else target.tolist() if torch.is_tensor(target) else [target] * len(self.units)
         self.target = self.targets[0] if self.targets and len(set(self.targets)) == 1 else None # Where all have the same
         each = 'head or tail' if by_group else 'any class' if self.problem.domain == 'simplex' else 'every class'
         told = {k: in_words(v, self.units) for k, v in dict(tau=s.tau, fraction=s.fraction, target=0 if target is None else target).items()}
-        self.wanted, self.target_told = self.goal.wanted.format(each=each, **told), told['target']
+        asked = dict(alpha=s.alpha, beta=s.beta, worst_k=s.worst_of(self.m), background=s.background, class_index=s.class_index)
+        self.wanted, self.target_told = self.goal.wanted.format(each=each, **asked, **told), told['target']
+        if s.constraint: self.wanted += '; besides, ' + GOALS[s.constraint].wanted.partition('while ')[2].format(each=each, **told)
         self.uneven = self.targets is not None and self.target is None
         self.lowest = f'smallest {self.quantity}' + (' less its target' if self.uneven else '')
 
@@ -69,7 +71,7 @@ class Run:
         return v.nan_to_num(nan=torch.inf).amin(-1)
 
     def total(self, C): # (..., m, m) confusion, counts or shares
-        "Average recall, or accuracy at the training mix: whichever this goal is about besides its quantity"
+        "Average recall, accuracy at the training mix or a value of the goal's own: whichever it is about besides its quantity"
         return average_recall(C) if self.overall == 'average recall' else self.problem.objective(C / C.sum((-2, -1), keepdim=True))
 
 # %% ../nbs/07b_report.ipynb #76a83c42

@@ -72,26 +72,26 @@ GOALS['balanced-coverage'] = Goal(lambda p, s, t: gains.balanced_coverage_constr
     wanted='the average recall as high as possible, while {each} gets at least {fraction} of an equal share of the predictions, that is {target}')
 
 # %% ../nbs/07_runs.ipynb #4b464fed
-GOALS['geometric-mean'] = Goal(lambda p, s, t: goals.geometric_mean_goal(p, t), wanted='the geometric mean of the recalls, as high as possible')
-GOALS['harmonic-mean'] = Goal(lambda p, s, t: goals.harmonic_mean_goal(p, t), wanted='the harmonic mean of the recalls, as high as possible')
-GOALS['quadratic-mean'] = Goal(lambda p, s, t: goals.quadratic_mean_goal(p, t), wanted='the quadratic mean of the misses, as low as possible')
+GOALS['geometric-mean'] = Goal(lambda p, s, t: goals.geometric_mean_goal(p, t), overall='geometric mean of the recalls', wanted='the geometric mean of the recalls, as high as possible')
+GOALS['harmonic-mean'] = Goal(lambda p, s, t: goals.harmonic_mean_goal(p, t), overall='harmonic mean of the recalls', wanted='the harmonic mean of the recalls, as high as possible')
+GOALS['quadratic-mean'] = Goal(lambda p, s, t: goals.quadratic_mean_goal(p, t), overall='1 less the quadratic mean of the misses', wanted='the quadratic mean of the misses, as low as possible')
 GOALS['alpha-fair'] = Goal(lambda p, s, t: goals.alpha_fair_goal(p, s.alpha, t), asks=('alpha',),
-    wanted='the power mean of the recalls with exponent 1 - {alpha:g}, as high as possible')
+    overall='power mean of the recalls', wanted='the power mean of the recalls with exponent 1 - {alpha:g}, as high as possible')
 GOALS['soft-min'] = Goal(lambda p, s, t: goals.soft_min_goal(p, s.beta, t), asks=('beta',),
-    wanted='the soft minimum of the recalls, at sharpness {beta:g}, as high as possible')
+    overall='soft minimum of the recalls', wanted='the soft minimum of the recalls, at sharpness {beta:g}, as high as possible')
 GOALS['worst-k'] = Goal(lambda p, s, t: goals.worst_k_goal(p, s.worst_of(len(p)), t), asks=('worst_k',),
-    wanted='the mean recall of the {worst_k} classes that are found least, as high as possible')
+    overall='mean recall of the worst classes', wanted='the mean recall of the {worst_k} classes that are found least, as high as possible')
 
 # %% ../nbs/07_runs.ipynb #1b8265c5
 _F1 = dict(quantity='F1', values=lambda C, p: goals.f1(gains.at_priors(C, p)))
-GOALS['macro-f1'] = Goal(lambda p, s, t: goals.macro_f1_goal(p, t), **_F1, wanted='the mean F1 of the classes, as high as possible')
-GOALS['worst-f1'] = Goal(lambda p, s, t: goals.worst_f1_goal(p, t), **_F1, wanted='the smallest F1 of a class, as high as possible')
+GOALS['macro-f1'] = Goal(lambda p, s, t: goals.macro_f1_goal(p, t), **_F1, overall='macro-F1', wanted='the mean F1 of the classes, as high as possible')
+GOALS['worst-f1'] = Goal(lambda p, s, t: goals.worst_f1_goal(p, t), **_F1, overall='smallest F1', wanted='the smallest F1 of a class, as high as possible')
 GOALS['micro-f1'] = Goal(lambda p, s, t: goals.micro_f1_goal(p, s.background, t), **_F1, asks=('background',),
-    wanted='the F1 of all classes but class {background} together, as high as possible')
+    overall='micro-F1', wanted='the F1 of all classes but class {background} together, as high as possible')
 GOALS['mean-iou'] = Goal(lambda p, s, t: goals.mean_iou_goal(p, t), quantity='intersection over union',
-    values=lambda C, p: goals.iou(gains.at_priors(C, p)), wanted='the mean intersection over union of the classes, as high as possible')
+    values=lambda C, p: goals.iou(gains.at_priors(C, p)), overall='mean intersection over union', wanted='the mean intersection over union of the classes, as high as possible')
 GOALS['recall-at-precision'] = Goal(lambda p, s, t: goals.recall_at_precision(p, s.tau, s.class_index, t), asks=('tau', 'class_index'),
-    wanted='the recall of class {class_index} as high as possible, while its precision is at least {tau}')
+    overall='recall of that class', wanted='the recall of class {class_index} as high as possible, while its precision is at least {tau}')
 
 # %% ../nbs/07_runs.ipynb #7d20708d
 SETTINGS = tuple(dict.fromkeys(['groups', 'tail', 'fraction', 'tau', *[name for goal in GOALS.values() if goal.shift for name in goal.asks],
