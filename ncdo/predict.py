@@ -9,7 +9,7 @@ __all__ = ['Classifier', 'image_files', 'predict', 'export_onnx']
 import importlib.util, json, torch, pandas as pd
 from pathlib import Path
 from torch import nn
-from .data import IMAGES, images_in, read_image
+from .images import IMAGES, images_in, read_image
 from .gains import InputError
 from .common import write_atomically
 from .networks import build, model_source
