@@ -17,7 +17,7 @@ import pandas as pd, torch, yaml
 from .data import locate
 from .gains import InputError
 from .runs import PRESETS, one_of, post_shift_run, recipe_spec
-from .common import VALUES, check_value, write_atomically
+from .common import VALUES, check_value, lighten, write_atomically
 
 # %% ../nbs/07d_studies.ipynb #76441794
 _BASE = {'ERM': ('accuracy', 'cross-entropy'), 'LA with class priors': ('average-recall', 'logit-adjusted')}
@@ -284,6 +284,7 @@ def draw_study(
     nbformat.write(nb, draft)
     nb = read_nb(draft)
     clean_nb(nb, allowed_cell_metadata_keys=['tags'], allowed_out_metadata_keys=['image/png'])
+    lighten(nb)
     write_nb(nb, draft)
     os.replace(draft, target)
     for made in study_files(study, out):

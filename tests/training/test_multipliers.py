@@ -32,12 +32,8 @@ def trained():
     specs = [Spec(model='mlp-16', **h) for h in how]
     members = [Member(data, s.problem(data.priors), s.loss, s.seed, s.step_size, max_multiplier=s.max_multiplier) for s in specs]
     stack = Watched(members, 'mlp-16', RECIPE, 'cpu')
-    return specs, members, torch.stack(stack_seen(stack)), stack.results
-
-
-def stack_seen(stack):
-    stack.results = fit(stack)
-    return stack.seen
+    results = fit(stack)
+    return specs, members, torch.stack(stack.seen), results
 
 
 def test_every_goal_is_there(trained): assert {s.objective for s in trained[0]} == set(MEASURED) >= {'worst-case-recall', 'recall', 'precision', 'coverage', 'balanced-coverage'}
@@ -48,6 +44,7 @@ def test_the_stack_moves_multipliers_as_saddle_point_does(trained, objective):
     "Thirty updates, each multiplier at each of them, to the rounding of float64"
     specs, members, seen, results = trained
     assert len(seen) == 30
+    far = []
     for k, spec in enumerate(specs):
         if spec.objective != objective: continue
         game, member = SaddlePoint(members[k].problem, spec.step_size), members[k]
@@ -57,4 +54,5 @@ def test_the_stack_moves_multipliers_as_saddle_point_does(trained, objective):
             assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14, equal_nan=True), (member.loss, spec.groups, name)
         assert torch.allclose(results[k].reduction.multipliers, game.multipliers, rtol=1e-12, atol=1e-14)
         assert results[k].reduction.best == game.best and results[k].reduction.feasible == game.feasible
-        assert (game.history[0]['multipliers'] - game.multipliers).abs().max() > 1e-3 # They moved
+        far.append((game.history[0]['multipliers'] - game.multipliers).abs().max())
+    assert max(far) > .01 # They moved
