@@ -179,8 +179,8 @@ def transformed(self:Images, step, index, chance): # (1,) tensor on the device; 
     x = self.look_up(self.pool, index, chance, self.black, self.white, self.border)
     y = self.rows[self.y[index]] if self.labels is None else self.targets(index)
     shapes = x.shape, y.shape
-    for transform, draws in zip(self.transforms, self.draws):
-        x, y = transform.apply(x, y, *[d.index_select(0, step)[0] for d in draws])
+    now = lambda draws: [d.index_select(0, step)[0] for d in draws]
+    for transform, draws in zip(self.transforms, self.draws): x, y = transform.apply(x, y, *now(draws))
     if (x.shape, y.shape) != shapes:
         raise InputError(f'transform made {[*x.shape]} images and {[*y.shape]} labels '
             f'of {[*shapes[0]]} and {[*shapes[1]]}; it must keep their shapes')
