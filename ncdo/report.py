@@ -183,7 +183,8 @@ def draw_history(run): # `Run`
     if simplex: axs[1].yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
     else: axs[1].axhline(0, color='k', lw=1)
     settled = value[len(value) // 6:]
-    room = .1 * np.nanmax(np.abs(settled - np.nanmean(settled))) or .01
+    spread = np.nanmax(np.abs(settled - np.nanmean(settled)))
+    room = .1 * spread if spread > 1e-6 else .01
     axs[1].set_ylim(np.nanmin(settled) - room, np.nanmax(settled) + room)
     handles, labels = axs[0].get_legend_handles_labels()
     title = 'highest at the end' if others else None
