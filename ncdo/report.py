@@ -23,7 +23,9 @@ class Run:
     "A finished run, read back from its folder"
     def __init__(self, folder):
         self.folder, self.record = Path(folder), read_record(folder)
-        if self.record is None: raise InputError(f'{folder} holds no record of a finished run; give the folder that `ncdo train --out` wrote')
+        if self.record is None:
+            raise InputError(f'{folder} holds no record of a finished run; '
+                'give the folder that `ncdo train --out` wrote')
         try: self._read(self.record)
         except (KeyError, TypeError) as e: raise InputError(f'{self.folder / "record.json"} is not a record of this version of ncdo ({type(e).__name__}: {e})') from None
 
@@ -112,7 +114,8 @@ def draw_recall(run): # `Run`
     o, x, C, few = run.order, np.arange(run.m), run.confusion['test'], run.m <= 30
     fig, (top, ax) = plt.subplots(2, 1, figsize=(9, 4.8), layout='constrained', sharex=True, height_ratios=(1, 3))
     bars = top.bar(x, run.counts[o].numpy(), color='.75')
-    top.set(yscale='log', ylim=(.8, 3 * run.counts.max().item()), ylabel='training\nimages', title='How often each class is recognised, from the largest class to the smallest')
+    top.set(yscale='log', ylim=(.8, 3 * run.counts.max().item()), ylabel='training\nimages',
+        title='How often each class is recognised, from the largest class to the smallest')
     top.yaxis.set_major_formatter('{x:g}')
     if few: top.bar_label(bars, fontsize=8)
     test, validation = [recall(run.confusion[p])[o].numpy() for p in ('test', 'validation')]
@@ -178,8 +181,10 @@ def draw_history(run): # `Run`
         if len(others) > 12: ax.fill_between(step, *np.quantile(lines[:, others], (.1, .9), axis=1), color='.87', label='others, middle 80%')
         else: ax.plot(step, lines[:, others], color='.85', lw=.8)
         for i, colour in reversed(colours.items()): ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(names[i]))
-    axs[0].set(xlabel='training step', ylabel='multiplier', title='What each class was worth' if run.groups is None else 'What head and tail were worth', ylim=0)
-    axs[1].set(xlabel='training step', ylabel=run.quantity if simplex else 'value less target', title='What it got, on validation images')
+    who = 'each class was' if run.groups is None else 'head and tail were'
+    axs[0].set(xlabel='training step', ylabel='multiplier', title=f'What {who} worth', ylim=0)
+    axs[1].set(xlabel='training step', title='What it got, on validation images',
+        ylabel=run.quantity if simplex else 'value less target')
     if simplex: axs[1].yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
     else: axs[1].axhline(0, color='k', lw=1)
     settled = value[len(value) // 6:]
@@ -202,7 +207,9 @@ def alternatives(run, beside=()): # `Run`; folders of other runs
     "Points of the run, of other runs on the same classes, and of all of them post-shifted"
     others = [Run(f) for f in beside]
     for other in others:
-        if other.names != run.names: raise InputError(f'{other.folder} is about other classes than {run.folder} ({other.m} and {run.m}); only runs on the same classes can be compared')
+        if other.names != run.names:
+            raise InputError(f'{other.folder} is about other classes than {run.folder} '
+                f'({other.m} and {run.m}); only runs on the same classes can be compared')
     s, points = run.spec, []
     goal = {k: getattr(s, k) for k in ('groups', 'tail', 'tau', 'fraction', 'max_multiplier', 'tolerance')}
     with tempfile.TemporaryDirectory() as aside: # The folders of others are only read
