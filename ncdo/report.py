@@ -32,7 +32,9 @@ class Run:
     "A finished run, read back from its folder"
     def __init__(self, folder):
         self.folder, self.record = Path(folder), read_record(folder)
-        if self.record is None: raise InputError(f'{folder} holds no record of a finished run; give the folder that `ncdo train --out` wrote')
+        if self.record is None:
+            raise InputError(f'{folder} holds no record of a finished run; '
+                'give the folder that `ncdo train --out` wrote')
         try: self._read(self.record)
         except (KeyError, TypeError) as e: raise InputError(f'{self.folder / "record.json"} is not a record of this version of ncdo ({type(e).__name__}: {e})') from None
 
@@ -103,6 +105,8 @@ def judge(run): # `Run`
         aims = f'{int((met[part] & known).sum())} of {int(known.sum())} targets are met; ' if met else ''
         said[part] = f'{aims}{lowest}, the {run.overall} {percent(run.total(C).item())}'
     misses = [(r['target'] - r['test']) / max(r['error'], 1e-9) for r in rows if met and not r['met']['test'] and r['test'] == r['test']]
+    besides = {p: run.problem.met(x, run.spec.tolerance)[run.problem.demanded].all() for p, x in violations.items()} if run.spec.constraint else {}
+    for part in besides: said[part] += f"; the constraints on {run.spec.constraint} are {'' if besides[part] else 'not '}met"
     return dict(rows=rows, said=said, met={p: bool(m.all()) for p, m in met.items()} if met else None, miss=max(misses, default=0))
 
 # %% ../nbs/07b_report.ipynb #5be19d4d
@@ -206,12 +210,15 @@ def draw_history(run): # `Run`
         if len(others) > 12: ax.fill_between(step, *np.quantile(lines[:, others], (.1, .9), axis=1), color='.87', label='others, middle 80%')
         else: ax.plot(step, lines[:, others], color='.85', lw=.8)
         for i, colour in reversed(colours.items()): ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(names[i]))
-    axs[0].set(xlabel='training step', ylabel='multiplier, or price', title='What each class was worth' if run.groups is None else 'What head and tail were worth', ylim=0)
-    axs[1].set(xlabel='training step', ylabel='value less target' if against else run.quantity, title='What it got, on validation images')
+    who = 'each class was' if run.groups is None else 'head and tail were'
+    axs[0].set(xlabel='training step', ylabel='multiplier, or price', title=f'What {who} worth', ylim=0)
+    axs[1].set(xlabel='training step', title='What it got, on validation images',
+        ylabel='value less target' if against else run.quantity)
     if against: axs[1].axhline(0, color='k', lw=1)
     else: axs[1].yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
     settled = value[len(value) // 6:]
-    room = .1 * np.nanmax(np.abs(settled - np.nanmean(settled))) or .01
+    spread = np.nanmax(np.abs(settled - np.nanmean(settled)))
+    room = .1 * spread if spread > 1e-6 else .01
     axs[1].set_ylim(np.nanmin(settled) - room, np.nanmax(settled) + room)
     handles, labels = axs[0].get_legend_handles_labels()
     title = 'highest at the end' if others else None
@@ -229,7 +236,9 @@ def alternatives(run, beside=()): # `Run`; folders of other runs
     "Points of the run, of other runs on the same classes, and of all of them post-shifted"
     others = [Run(f) for f in beside]
     for other in others:
-        if other.names != run.names: raise InputError(f'{other.folder} is about other classes than {run.folder} ({other.m} and {run.m}); only runs on the same classes can be compared')
+        if other.names != run.names:
+            raise InputError(f'{other.folder} is about other classes than {run.folder} '
+                f'({other.m} and {run.m}); only runs on the same classes can be compared')
     s, points = run.spec, []
     goal = {k: getattr(s, k) for k in SETTINGS}
     with tempfile.TemporaryDirectory() as aside: # The folders of others are only read
@@ -295,7 +304,7 @@ PAGE = '''<!doctype html>
 <div class="card {{ '' if verdict.met is none else 'met' if verdict.met[part] else 'missed' }}">
 <b>{{ part.capitalize() }} images{% if verdict.met is not none %}: {{ '✓ met' if verdict.met[part] else '✗ not met' }}{% endif %}</b>{{ sentence }}.</div>{% endfor %}</div>
 <p class="note">Training looked at the validation images to set its course; the test images were judged once, at the end, and are the better guide to new images.
-{% if verdict.met is none %}No target was set, so nothing can be met or missed.
+{% if verdict.met is none %}{{ '' if run.spec.constraint else 'No target was set, so nothing can be met or missed.' }}
 {% elif not verdict.met.test %}The worst miss on test images is {{ '%.1f' | format(verdict.miss) }} standard errors wide: {{ 'chance alone may explain it, as the smallest
 of several measured numbers lies below the smallest true one' if verdict.miss < 2 else 'more than chance explains' }}.{% endif %}
 {% if run.record.at_bound %}<b>The price of these targets reached its bound: {{ run.record.at_bound | join(', ') }}. They cannot be met together.</b>{% endif %}
