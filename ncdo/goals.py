@@ -36,6 +36,7 @@ class FunctionGoal(Problem):
 
     def _matrix(self, multipliers): return self._spread(self.prices(multipliers))
     def _effect(self, mean): return torch.ones_like(self.b) # Averages need no step of their own
+    def example(self): return self.measure(self.target_priors.diag() / 2 + self.target_priors.outer(self.target_priors) / 2)
 
 # %% ../nbs/02b_goals.ipynb #8b7debcb
 @patch
@@ -392,6 +393,9 @@ class Constrained(Problem):
 # %% ../nbs/02b_goals.ipynb #5e3ca9d4
 @patch
 def prices(self:Constrained, multipliers): return self._each(lambda problem, x: problem.prices(x), multipliers)
+
+@patch
+def example(self:Constrained): return torch.cat([self.goal.example(), self.constraints.example()])
 
 @patch
 def outcomes(self:Constrained, values): return self.goal.outcomes(self._split(values)[0])

@@ -74,7 +74,7 @@ def check_members(members, recipe): # List of `Member`; `Recipe`
     if size > n: raise InputError(f'batch size {size} exceeds the {n} training images')
     if any(m.recipe and m.recipe.pace != recipe.pace for m in members):
         raise InputError('members of a stack must agree in steps, batch size, augmentation and the period of updates')
-    for m in members: m.tables(m.problem.gain(torch.ones(m.problem.k)), m.priors)
+    for m in members: m.tables(m.problem.gain(m.problem.example()), m.priors)
 
 # %% ../nbs/04b_stacks.ipynb #5df40268
 @patch

@@ -209,7 +209,7 @@ class Member:
         "Its loss; 'auto' is resolved by what the gain looks like once every multiplier is positive, and is 'pairwise' for ratios"
         if self.loss != 'auto': return self.loss
         if not self.problem.concave: return 'pairwise'
-        return 'logit-adjusted' if is_diagonal(self.problem.gain(torch.ones(self.problem.k))) else 'hybrid-b'
+        return 'logit-adjusted' if is_diagonal(self.problem.gain(self.problem.example())) else 'hybrid-b'
 
     def tables(self, gain, priors, check=True): # (m, m); (m,); name a gain that does not fit the loss?
         "What its loss takes beside scores and labels"
