@@ -131,8 +131,10 @@ def soft_min_goal(
     "Maximise the soft minimum of the recalls, -log(sum exp(-beta recall)) / beta"
     _number(beta, 'beta', lambda x: 0 < x < math.inf, 'be positive')
     scaled = lambda recalls: (-beta * recalls).masked_fill(recalls.isnan(), -torch.inf)
-    return RecallGoal(priors, target_priors, value=lambda r: -scaled(r).logsumexp(-1) / beta,
-        slope=lambda r: scaled(r).softmax(-1).where(~r.isnan(), torch.nan))
+    def slope(recalls):
+        ahead = scaled(recalls) - scaled(recalls).amax(-1, keepdim=True)
+        return ahead.clamp(min=-5).softmax(-1).where(~recalls.isnan(), torch.nan)
+    return RecallGoal(priors, target_priors, value=lambda recalls: -scaled(recalls).logsumexp(-1) / beta, slope=slope)
 
 # %% ../nbs/02b_goals.ipynb #43277ca6
 @patch
@@ -140,7 +142,7 @@ def gap(self:FunctionGoal, multipliers, C): # (k,) averaged values; (m, m) confu
     "Frank-Wolfe's gap: by how much the goal can still be raised, at most, if it is concave; 0 where nothing raises it at first order"
     return (self.prices(multipliers) * (self.measure(C) - multipliers)).nansum(-1)
 
-# %% ../nbs/02b_goals.ipynb #504e8285
+# %% ../nbs/02b_goals.ipynb #0ba6d2c2
 def frank_wolfe(
     problem, # A goal of this chapter
     respond, # Function from an (m, m) gain to the (m, m) confusion of the best classifier for it
@@ -155,7 +157,7 @@ def frank_wolfe(
         gaps.append(problem.gap(game.multipliers, C).item())
     return game, gaps
 
-# %% ../nbs/02b_goals.ipynb #e64542b8
+# %% ../nbs/02b_goals.ipynb #c17185e6
 def _lowest(values, k):
     "Mean of the k smallest known values, (...)"
     low = values.where(~values.isnan(), torch.inf).sort(-1).values[..., :k]
@@ -171,7 +173,7 @@ def _capped(weights, cap): # (..., n) of sum s; (..., 1), at least s / n
     first = enough.to(torch.uint8).argmax(-1, keepdim=True)
     return (weights * scale.gather(-1, first)).clamp(max=cap)
 
-# %% ../nbs/02b_goals.ipynb #9f796e9f
+# %% ../nbs/02b_goals.ipynb #809c7752
 class WorstK(ClassProblem):
     "Maximise the mean of the k smallest recalls; no multiplier above 1 / k"
     def __init__(self, priors, k, target_priors=None): # As for `worst_k_goal`
@@ -191,7 +193,7 @@ class WorstK(ClassProblem):
         cap = (share / known.sum(-1, keepdim=True)).clamp(min=1 / self.worst)
         return _capped(new.where(known, 0), cap).where(known, new)
 
-# %% ../nbs/02b_goals.ipynb #a69d2c71
+# %% ../nbs/02b_goals.ipynb #83c77877
 def worst_k_goal(
     priors, # (m,) training priors
     k, # How many classes
@@ -200,7 +202,7 @@ def worst_k_goal(
     "Maximise the mean of the k smallest recalls"
     return WorstK(priors, k, target_priors)
 
-# %% ../nbs/02b_goals.ipynb #5c48b434
+# %% ../nbs/02b_goals.ipynb #600925f7
 def f1(C): # (..., m, m) confusion
     "F1 of each class, (..., m): twice the hits over rows and columns; nan for a class that does not occur"
     return (2 * C.diagonal(dim1=-2, dim2=-1) / (C.sum(-1) + C.sum(-2))).where(C.sum(-1) > 0, torch.nan)
@@ -209,7 +211,7 @@ def iou(C): # (..., m, m) confusion
     "Intersection over union of each class (Jaccard index), (..., m); nan for a class that does not occur"
     return f1(C) / (2 - f1(C))
 
-# %% ../nbs/02b_goals.ipynb #e79a99bb
+# %% ../nbs/02b_goals.ipynb #430d4eb0
 class RatioGoal(FunctionGoal):
     "Maximise a function of the hits C_ii and the predictions sum_i C_ij of each class, at the class mix of the goal"
     concave = False
@@ -235,7 +237,7 @@ class RatioGoal(FunctionGoal):
         more[:, -2 * self.m:-self.m] = STRENGTHS[:, None]
         return values * more
 
-# %% ../nbs/02b_goals.ipynb #95120748
+# %% ../nbs/02b_goals.ipynb #88a2fda5
 @patch
 def measure(self:RatioGoal, C): # (..., m, m)
     "Hits and predictions at the class mix of the goal, (..., 2m); hits of a class that does not occur are unknown"
@@ -252,7 +254,7 @@ def _spread(self:RatioGoal, prices):
     G = self.ratio[:, None] * named[..., None, :]
     return G + torch.diag_embed(self.ratio * right)
 
-# %% ../nbs/02b_goals.ipynb #fbce35af
+# %% ../nbs/02b_goals.ipynb #f3bf0ba2
 @patch
 def prices(self:RatioGoal, values): # (..., 2m) averaged, nan where unknown
     "What a unit of each class's hits, and of its predictions, counts, (..., 2m); at first as in the average recall"
@@ -263,13 +265,13 @@ def prices(self:RatioGoal, values): # (..., 2m) averaged, nan where unknown
     start = (1 / (self.m * rows)).expand_as(hits)
     return torch.cat([right.where(known.any(-1, keepdim=True), start), each.where(known, 0)], -1)
 
-# %% ../nbs/02b_goals.ipynb #3e30415d
+# %% ../nbs/02b_goals.ipynb #7eb2bbec
 @patch
 def gap(self:RatioGoal, multipliers, C): # (2m,) averaged values; (m, m) confusion of the best response
     stretch = self.stretch(self.target_priors, *multipliers.chunk(2, -1))
     return stretch * FunctionGoal.gap(self, multipliers, C)
 
-# %% ../nbs/02b_goals.ipynb #389d528a
+# %% ../nbs/02b_goals.ipynb #07c3a322
 def micro_f1_goal(
     priors, # (m,) training priors
     background=0, # The class that is nothing to be found
@@ -288,7 +290,7 @@ def micro_f1_goal(
     stretch = lambda rows, hits, named: whole(rows, named) / (1 - rows[background])
     return RatioGoal(priors, target_priors, value=value, slope=slope, stretch=stretch)
 
-# %% ../nbs/02b_goals.ipynb #ae925a91
+# %% ../nbs/02b_goals.ipynb #9137c999
 def macro_f1_goal(priors, target_priors=None): # (m,) training priors; (m,) class mix at which F1 is meant
     "Maximise the mean of the classes' F1"
     value = lambda rows, hits, named: (2 * hits / (rows + named)).nanmean(-1)
@@ -305,7 +307,7 @@ def mean_iou_goal(priors, target_priors=None): # (m,) training priors; (m,) clas
         return (1 + ratio) * each, -ratio * each
     return RatioGoal(priors, target_priors, value=lambda *x: (x[1] / union(*x)).nanmean(-1), slope=slope)
 
-# %% ../nbs/02b_goals.ipynb #325cc26a
+# %% ../nbs/02b_goals.ipynb #e1dc1ffe
 class WorstF1(RatioGoal):
     "Maximise the smallest F1; a weight for each class, on the simplex, then hits and predictions, averaged"
     def __init__(self, priors, target_priors=None): # As for `worst_f1_goal`
@@ -323,7 +325,7 @@ class WorstF1(RatioGoal):
         values = super().measure(C)
         return torch.cat([self.outcomes(values), values], -1)
 
-# %% ../nbs/02b_goals.ipynb #0bbf7734
+# %% ../nbs/02b_goals.ipynb #ba407f97
 @patch
 def prices(self:WorstF1, multipliers): # (..., 3m)
     "What a unit of each class's hits, and of its predictions, counts, (..., 2m)"
@@ -333,7 +335,7 @@ def prices(self:WorstF1, multipliers): # (..., 3m)
     each = multipliers[..., :self.m] / whole.where(measured, 2 * self.target_priors)
     return torch.cat([2 * each, -(worst * each).where(known, 0)], -1)
 
-# %% ../nbs/02b_goals.ipynb #d2959ced
+# %% ../nbs/02b_goals.ipynb #0d6eba3c
 @patch
 def tangents(self:WorstF1, values):
     (_, whole), F = self._hits_and_whole(values), self.outcomes(values)
@@ -348,12 +350,12 @@ def gap(self:WorstF1, multipliers, C): # (3m,); (m, m) confusion of the best res
     value = (multipliers[..., :self.m] * (2 * hits - nanmin(F) * own) / whole).nansum(-1)
     return value * (whole / self.target_priors).amax(-1)
 
-# %% ../nbs/02b_goals.ipynb #841970e9
+# %% ../nbs/02b_goals.ipynb #c239741e
 def worst_f1_goal(priors, target_priors=None): # (m,) training priors; (m,) class mix at which F1 is meant
     "Maximise the smallest of the classes' F1"
     return WorstF1(priors, target_priors)
 
-# %% ../nbs/02b_goals.ipynb #47fa5ed4
+# %% ../nbs/02b_goals.ipynb #1a8a0948
 def recall_at_precision(
     priors, # (m,) training priors
     tau, # Smallest precision allowed
@@ -370,7 +372,7 @@ def recall_at_precision(
     return ClassProblem(priors, target_priors, objective=one / p + accuracy, diag=one / p, column=-tau * one / p,
         groups=(one - 1).long(), b=[0.], names=[f'class {class_index}'])
 
-# %% ../nbs/02b_goals.ipynb #37a1cc22
+# %% ../nbs/02b_goals.ipynb #8a1120e5
 class Constrained(Problem):
     "A goal, under the constraints of another problem"
     def __init__(self, goal, constraints): # As for `constrained`
@@ -390,13 +392,14 @@ class Constrained(Problem):
 
     def _overall(self, earned, values): return self.goal._overall(earned, self._split(values)[0])
 
-# %% ../nbs/02b_goals.ipynb #5e3ca9d4
+# %% ../nbs/02b_goals.ipynb #2224bdfc
 @patch
 def prices(self:Constrained, multipliers): return self._each(lambda problem, x: problem.prices(x), multipliers)
 
 @patch
 def example(self:Constrained): return torch.cat([self.goal.example(), self.constraints.example()])
 
+# %% ../nbs/02b_goals.ipynb #d238381b
 @patch
 def outcomes(self:Constrained, values): return self.goal.outcomes(self._split(values)[0])
 
@@ -411,7 +414,7 @@ def tangents(self:Constrained, values):
     offsets, weights = self.goal.tangents(self._split(values)[0])
     return offsets, torch.nn.functional.pad(weights, (0, self.constraints.k))
 
-# %% ../nbs/02b_goals.ipynb #a4757af4
+# %% ../nbs/02b_goals.ipynb #c97c8131
 @patch
 def _matrix(self:Constrained, multipliers):
     own, prices = self._split(multipliers)
@@ -423,10 +426,9 @@ def _evaluate(self:Constrained, C, complete=False):
     return objective, torch.cat([own, self.constraints._evaluate(C, complete)[1]], -1)
 
 @patch
-def _effect(self:Constrained, mean):
-    return torch.cat([x._effect(mean) for x in (self.goal, self.constraints)])
+def _effect(self:Constrained, mean): return torch.cat([x._effect(mean) for x in (self.goal, self.constraints)])
 
-# %% ../nbs/02b_goals.ipynb #28fab0a1
+# %% ../nbs/02b_goals.ipynb #c3d48e5d
 @patch
 def move(self:Constrained, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
     own = len(self.goal.parts)
@@ -440,7 +442,7 @@ def to(self:Constrained, device): # Any torch device
     there.goal, there.constraints = self.goal.to(device), self.constraints.to(device)
     return there
 
-# %% ../nbs/02b_goals.ipynb #4fbfb723
+# %% ../nbs/02b_goals.ipynb #2eb14def
 def constrained(
     goal, # Any `Problem`: its objective is maximised
     constraints # A `Problem` whose constraints are added; its own objective does not count

@@ -8,7 +8,7 @@ __all__ = ['NEWEST', 'update_multipliers', 'lambda_step', 'SaddlePoint', 'plot_h
 # %% ../nbs/02_reductions.ipynb #9a76551a
 import hashlib, json, math, warnings, numpy as np, torch
 from fastcore.basics import patch
-from .gains import InputError, Problem, _number, _tensor, confusion_matrix, nanmin
+from .gains import InputError, Problem, _number, _tensor, confusion_matrix
 
 # %% ../nbs/02_reductions.ipynb #8ea41f47
 def update_multipliers(
@@ -45,11 +45,13 @@ def move(self:Problem, multipliers, violations, step_size, floor=1e-6, max_multi
         for (domain, part), step in zip(self.parts, steps)]
     return new[0] if len(new) == 1 else torch.cat(new, -1)
 
+# %% ../nbs/02_reductions.ipynb #f04ddc29
 @patch
 def prices(self:Problem, multipliers): # (..., k)
     "What a unit of each value counts in the gain, (..., k): the multipliers, unless the goal is a function of C (chapter 02b)"
     return multipliers
 
+# %% ../nbs/02_reductions.ipynb #9ef8f471
 @patch
 def example(self:Problem):
     "Multipliers (k,) at which the gain has all the entries it can have, to look at its form"
@@ -65,6 +67,7 @@ def variations(self:Problem, multipliers): # (k,)
     "Other multipliers worth a trial in a post-shift, (n, k)"
     return multipliers[:0, None]
 
+# %% ../nbs/02_reductions.ipynb #c82fce8c
 def lambda_step(
     problem, # A `Problem`
     multipliers, # (k,)
