@@ -227,15 +227,15 @@ def _draw_square(ax, means, signs, title):
     for label in ax.get_xticklabels(): label.set(ha='right', rotation_mode='anchor')
 
 def draw_square(table): # From `square_table`
-    "A heat map for each data set, one above the other: dark is the best of a column, the goal's own model is framed"
+    "A heat map for each data set: dark is the best of a column, and the goal's own model is framed"
     import matplotlib.pyplot as plt, seaborn as sns
     datasets, size = list(dict.fromkeys(table.dataset)), table.method.nunique()
     with sns.plotting_context('paper', 1.):
-        fig, axs = plt.subplots(len(datasets), 1, figsize=(3 + .62 * size, len(datasets) * (1.9 + .33 * size)), layout='constrained', squeeze=False)
+        fig, axs = plt.subplots(len(datasets), 1, figsize=(max(6.5, 3 + .62 * size), len(datasets) * (1.9 + .33 * size)), layout='constrained', squeeze=False)
         for ax, dataset in zip(axs[:, 0], datasets):
             signs = lead_signs(table, dataset)
             behind, ahead = [int((signs == sign).sum().sum()) for sign in (1, -1)]
-            title = f"{dataset}: of {size * (size - 1)} other models, {behind} do worse than the goal's own\n(framed) beyond two standard errors (▼), {ahead} do better (▲)"
+            title = f"{dataset}, against each goal's own model (framed):\n{behind} of {size * (size - 1)} others are worse beyond two standard errors (▼), {ahead} better (▲)"
             _draw_square(ax, square(table, dataset)[0], signs, title)
     return fig
 
