@@ -616,6 +616,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'ncdo.stacks.gpu_memory': ('stacks.html#gpu_memory', 'ncdo/stacks.py'),
                              'ncdo.stacks.has_bfloat16': ('stacks.html#has_bfloat16', 'ncdo/stacks.py'),
                              'ncdo.stacks.pick_device': ('stacks.html#pick_device', 'ncdo/stacks.py'),
+                             'ncdo.stacks.possible_multipliers': ('stacks.html#possible_multipliers', 'ncdo/stacks.py'),
                              'ncdo.stacks.results_of': ('stacks.html#results_of', 'ncdo/stacks.py')},
             'ncdo.studies': { 'ncdo.studies._count': ('studies.html#_count', 'ncdo/studies.py'),
                               'ncdo.studies._home': ('studies.html#_home', 'ncdo/studies.py'),

@@ -1,10 +1,13 @@
 "The study of goals: which runs it wants, and that its numbers are those of the records, worked out by other libraries"
-import json, numpy as np, pytest
+import dataclasses, json, numpy as np, pytest
 from scipy.stats import gmean
 from sklearn.metrics import f1_score
-from ncdo.runs import Spec, read_record
-from ncdo.studies import archived, goal_specs, study_runs, table4_specs, table_specs
+from ncdo.gains import InputError
+from ncdo.runs import Spec, read_record, recipe_spec
+from ncdo.stacks import check_members
+from ncdo.studies import archived, goal_specs, settled, study_runs, table4_specs, table_specs
 from ncdo.tables import LEAD, draw_square, judged, lead_signs, square, square_table, verdicts, wide_square
+from ncdo.training import Member
 
 GOALS = ['geometric-mean', 'macro-f1']
 
@@ -37,6 +40,17 @@ def test_nothing_that_the_tables_have_is_computed_again():
     tables = table4_specs('paper', [['cifar100-lt', 'class']], 3)
     assert cells['cifar100-lt', 'worst-case-recall'] == tables['cifar100-lt per class', 'CSL [Logit-adjusted]']
     assert all(s.groups == 'class' and s.loss == 'auto' for s in cells['cifar100-lt', 'macro-f1'])
+
+
+@pytest.mark.parametrize('goal', settled('goals', dict(preset='quick')).goals)
+def test_every_goal_has_a_loss_that_fits(goal):
+    "Looked at before training: micro-F1's gain from values that no classifier has fits none"
+    spec = recipe_spec('smoke', 'digits-lt', goal, 'auto')
+    data = spec.data()
+    member = Member(data, spec.problem(data.priors), spec.loss)
+    check_members([member], spec.recipe)
+    if goal.endswith(('f1', 'iou')):
+        with pytest.raises(InputError): check_members([dataclasses.replace(member, loss='logit-adjusted')], spec.recipe)
 
 
 @pytest.mark.parametrize('given,message', [('goals=[macro-f2]', "unknown goal 'macro-f2'; use one of"), ('goals=macro-f1', 'give a list, each value once, of the name of a goal'),
