@@ -9,7 +9,7 @@ __all__ = ['GOALS', 'GROWTH', 'SIZES', 'PASSES', 'interleaved_times', 'interleav
            'report_training', 'most_memory', 'class_costs', 'in_new_process', 'report_classes', 'main']
 
 # %% ../nbs/09_bench.ipynb #ba3416fa
-import argparse, json, random, statistics, subprocess, sys, time, torch
+import argparse, json, random, statistics, subprocess, sys, time, torch, warnings
 from functools import partial
 from pathlib import Path
 from torch import nn
@@ -112,7 +112,10 @@ def time_post_shift(
 ): # What grows -> {(points, classes): seconds}
     "Time of a post-shift at three sizes in points and in classes"
     sizes = dict.fromkeys(size for three in growth.values() for size in three)
-    taken = interleaved_times({size: post_shift_call(goal, *size, iterations) for size in sizes}, rounds, calls=1)
+    calls = {size: post_shift_call(goal, *size, iterations) for size in sizes}
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore') # Labels are random: there is nothing to be won
+        taken = interleaved_times(calls, rounds, calls=1)
     return {what: {size: min(taken[size]) for size in three} for what, three in growth.items()}
 
 # %% ../nbs/09_bench.ipynb #e8aa52a2

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['app', 'SHIFTED', 'summary', 'check_place', 'check_device', 'whole_or_nothing', 'check_asked', 'is_of_another',
-           'options_of', 'with_options', 'train', 'described', 'postshift', 'paper', 'draw_what_changed', 'shown_path',
-           'given_parameters', 'given_to', 'report', 'predict', 'export', 'main']
+           'options_of', 'with_options', 'given_targets', 'asked_for', 'train', 'described', 'postshift', 'paper',
+           'draw_what_changed', 'shown_path', 'given_parameters', 'given_to', 'report', 'predict', 'export', 'main']
 
 # %% ../nbs/08_cli.ipynb #56b3a4ca
 import contextlib, dataclasses, inspect, json, os, sys, torch, warnings
@@ -17,7 +17,7 @@ except ImportError: sys.exit("ncdo: the command line needs more than the core; p
 from .data import DATASETS, load, locate
 from .gains import InputError
 from .losses import KINDS
-from .runs import GOALS, PRESETS, UPDATES, Spec, differences, one_of, post_shift_run, read_record, recipe_spec, same_data
+from .runs import GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Spec, differences, one_of, post_shift_run, read_record, recipe_spec, same_data
 from .schedule import compute, run_stack, runs_in
 from ncdo.studies import (borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs, studies, studies_at, study_files, study_fingerprint,
     study_runs)
@@ -77,8 +77,9 @@ def whole_or_nothing(out): # A run's folder
 def check_asked(objective, given): # Name; {option: value}
     "Refuse options that the objective has no use for"
     asks = {name: [o for o, goal in GOALS.items() if name in goal.asks] for goal in GOALS.values() for name in goal.asks}
+    asked = one_of(objective, GOALS, 'objective'), given.get('constraint')
     for name, value in given.items():
-        if name in asks and one_of(objective, GOALS, 'objective') not in asks[name] and (name, value) != ('groups', 'class'):
+        if name in asks and not {*asked} & {*asks[name]} and (name, value) != ('groups', 'class'):
             raise InputError(f"--{name.replace('_', '-')} is for {' and '.join(asks[name])}, not for {objective}; leave it out")
 
 def is_of_another(checkpoint, spec): # File; `Spec`
@@ -90,7 +91,9 @@ def is_of_another(checkpoint, spec): # File; `Spec`
 def options_of(*classes, without=()): # Dataclasses whose fields were made by `option`; names to leave out
     "Parameters for Typer, one for each field, None unless given"
     fields = [f for c in classes for f in dataclasses.fields(c) if 'text' in f.metadata and f.name not in without]
-    return [inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=typer.Option(None, help=f.metadata['text']), annotation=f.type) for f in fields]
+    how = lambda f: dict(default=typer.Option(None, help=f.metadata['text'], metavar='[CLASS=]NUMBER'), annotation=list[str]) if f.name in TARGETS else dict(
+        default=typer.Option(None, help=f.metadata['text']), annotation=f.type)
+    return [inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, **how(f)) for f in fields]
 
 def with_options(*options): # From `options_of`
     "Give a command whose last parameter is `**given` these options in its place"
@@ -101,6 +104,23 @@ def with_options(*options): # From `options_of`
         command.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
         return command
     return decorate
+
+# %% ../nbs/08_cli.ipynb #81e9335d
+def given_targets(name, texts): # Field; list of NUMBER and CLASS=NUMBER
+    "A number, or {class: number} with that of the rest, if there is one, under None"
+    found, option = {}, f'--{name}'
+    for text in texts:
+        head, equals, number = text.rpartition('=')
+        who = head if equals else None
+        if who in found: raise InputError(f"{option} gives {'all classes' if who is None else repr(who)} two numbers; give one")
+        try: found[who] = float(number)
+        except ValueError: raise InputError(f"{option} {text}: {number!r} is not a number; write {option} .5, and {option} cat=.9 for one class") from None
+    return found[None] if list(found) == [None] else found
+
+def asked_for(given): # {option: value} as Typer has them
+    "What was given, in the form of the fields"
+    given = {k: v for k, v in given.items() if v not in (None, [])}
+    return {k: given_targets(k, v) if k in TARGETS else v for k, v in given.items()}
 
 # %% ../nbs/08_cli.ipynb #b0911caa
 @app.command()
@@ -123,7 +143,7 @@ def train(
     "Train one model for a goal and write its record"
     check_place(out)
     check_device(device)
-    given = {k: v for k, v in given.items() if v is not None}
+    given = asked_for(given)
     check_asked(objective, given)
     if epochs is not None: check_value('epochs', epochs, 'positive')
     spec, loaded = described(dataset, objective, loss, seed, preset, teacher, epochs, data, given)
@@ -143,7 +163,7 @@ def described(dataset, objective, loss, seed, preset, teacher, epochs, data, giv
     steps = round(epochs * len(loaded.train) / spec.recipe.batch_size) if epochs else given.get('steps')
     pace = {} if steps is None else dict(steps=steps)
     if own and steps and 'update_every' not in given: pace['update_every'] = -(-steps // UPDATES)
-    return dataclasses.replace(spec, recipe=dataclasses.replace(spec.recipe, **pace)), loaded
+    return dataclasses.replace(spec, recipe=dataclasses.replace(spec.recipe, **pace)).settled(loaded.class_names), loaded
 
 def _taught(teacher, split_seed): # Folder of a finished run; the split asked for, or None
     "What a student takes over from its teacher"
@@ -177,7 +197,7 @@ def _trained(spec, out, data, device, resume, teacher): # As `ncdo train` has th
         return run_stack([spec], [out], data, device, bar.update, checkpoint, {spec.teacher: teacher}, weights=True)[0]
 
 # %% ../nbs/08_cli.ipynb #365a7fea
-SHIFTED = options_of(Spec, without=[f.name for f in dataclasses.fields(Spec) if f.name not in ('groups', 'tail', 'fraction', 'tau', 'max_multiplier', 'tolerance')])
+SHIFTED = options_of(Spec, without=[f.name for f in dataclasses.fields(Spec) if f.name not in SETTINGS])
 
 @app.command()
 @with_options(*SHIFTED)
@@ -191,7 +211,7 @@ def postshift(
     **given
 ):
     "Correct a finished run for a goal without training (Algorithm 3)"
-    given = {k: v for k, v in given.items() if v is not None}
+    given = asked_for(given)
     check_asked(objective, given)
     r = post_shift_run(run, objective, step_size, iterations, shrinkage, **given)
     def row(name, part, value): print(f"{name:>22}: {value}; average recall {part['avg_recall']:.3f}, worst class {part['min_recall']:.3f}")

@@ -5,7 +5,7 @@ a toy distribution whose class probabilities are known."""
 
 # %% auto #0
 __all__ = ['TINY_IMAGENET_COUNTS', 'DATASETS', 'long_tail_counts', 'Data', 'choose', 'own_data', 'from_dataset', 'Source',
-           'source_of', 'locate', 'load', 'toy_distribution', 'IMAGES', 'images_in', 'read_image']
+           'source_of', 'locate', 'load', 'toy_distribution']
 
 # %% ../nbs/03_data.ipynb #b5a5f6b0
 import dataclasses, functools, hashlib, math, os, torch, numpy as np
@@ -13,10 +13,6 @@ from pathlib import Path
 from .gains import InputError, class_priors
 from .images import (ARRAYS, PART_FOLDERS, archive_images, class_files, dataset_images, decode_files,
     file_stamp, folder_images, join_arrays, read_npz, walk)
-
-# %% ../nbs/03_data.ipynb #78263083
-from .images import IMAGES, images_in, read_image
-_all_ = [IMAGES, images_in, read_image]
 
 # %% ../nbs/03_data.ipynb #2b06bb47
 def long_tail_counts(

@@ -266,6 +266,7 @@ def _weigh_rows(self:Problem):
     self.reward_weights, self.value_weights = at_stake(self.A), at_stake(self.B)
     right = self.B.diagonal(dim1=-2, dim2=-1) != 0
     self.own_weights = right.where(right.any(-1, keepdim=True), (self.B != 0).any(-1)).double()
+    self.free = (self.b <= 0) & (self.B >= 0).all(-1).all(-1) # A target of 0: nothing can miss it
 
 # %% ../nbs/00_gains.ipynb #9b8cdda7
 @patch
@@ -352,8 +353,8 @@ def met(self:Problem,
     violations, # (..., k) as `evaluate` gives them; nan where unknown
     tolerance=1e-3 # See `slack`
 ): # (..., k) bool
-    "Which constraints are known to be met; where nothing is demanded, which values are known"
-    return torch.where(self.demanded, violations <= self.slack(tolerance), ~violations.isnan())
+    "Which constraints are known to be met, as one that demands nothing always is; where nothing is demanded, which values are known"
+    return torch.where(self.demanded, self.free | (violations <= self.slack(tolerance)), ~violations.isnan())
 
 # %% ../nbs/00_gains.ipynb #b403bee4
 @patch
@@ -501,6 +502,8 @@ def _weigh_rows(self:ClassProblem):
     self.outer_own = (self.r != 0).double()
     self.reach = (none_right & (self.width > 0)).double()
     self._reaches = bool(self.reach.any())
+    harmless = (right >= 0) & (self.r.amin() * self.v >= 0) & (self.r.amax() * self.v >= 0)
+    self.free = (self.b <= 0) & (self._sum((~harmless).double()) == 0) # A target of 0: nothing can miss it
 
 # %% ../nbs/00_gains.ipynb #21b106b5
 @patch
@@ -569,7 +572,20 @@ def _groups(groups, m):
     groups, names = _numbered(groups, m)
     return groups, len(names), torch.bincount(groups).double()[groups], names
 
-def _fraction(value, what): return float(_number(value, what, lambda x: 0 <= x <= 1, 'lie between 0 and 1'))
+# %% ../nbs/00_gains.ipynb #2f5e8a11
+def _targets(value, what, k, names=None): # Names of the groups, if it is about groups
+    "A target in [0, 1] for all, or (k,) one for each class or group, or an error that names it"
+    fits, must = lambda x: 0 <= x <= 1, 'lie between 0 and 1'
+    if isinstance(value, (numbers.Real, str, type(None))): return float(_number(value, what, fits, must))
+    one, many = ('class', 'classes') if names is None else ('group', 'groups')
+    t, names = _tensor(value, what, torch.float64).detach().cpu(), names or list(range(k))
+    if t.ndim == 0: return _targets(t.item(), what, k)
+    if t.shape != (k,): raise InputError(f'{what} has shape {tuple(t.shape)}; give one number, or one for each of {k} {many}')
+    if hasattr(value, 'to_numpy') and list(getattr(value, 'index', names)) not in (names, list(range(k))):
+        raise InputError(f'{what} has the index {list(value.index)[:5]}; '
+            f'give one number for each of the {many} {names[0]}..{names[-1]}, in that order')
+    for i in (~((t >= 0) & (t <= 1))).nonzero().flatten(): _number(t[i].item(), f'{what} of {one} {names[i]}', fits, must)
+    return t
 
 # %% ../nbs/00_gains.ipynb #e92205d7
 def _class_mix(priors, target_priors):
@@ -589,37 +605,37 @@ def worst_case_recall(
 
 def recall_constraint(
     priors, # (m,) training priors
-    tau, # Smallest recall allowed
+    tau, # Smallest recall allowed, or (m,) that of each class; 0 demands nothing
     target_priors=None # (m,) class mix at which accuracy is meant
 ):
     "Table 1, row 2: maximise accuracy while every class's recall is at least tau"
     p = _class_mix(priors, target_priors)
-    return ClassProblem(priors, target_priors, objective=1., diag=1 / p, b=torch.full((len(p),), _fraction(tau, 'tau')))
+    return ClassProblem(priors, target_priors, objective=1., diag=1 / p, b=torch.ones(len(p)) * _targets(tau, 'tau', len(p)))
 
 # %% ../nbs/00_gains.ipynb #69c601d9
 def precision_constraint(
     priors, # (m,) training priors
-    tau, # Smallest precision allowed
+    tau, # Smallest precision allowed, or (m,) that of each class; 0 demands nothing
     target_priors=None # (m,) class mix at which accuracy and precision are meant
 ):
     "Table 1, row 3: maximise accuracy while every class's precision is at least tau (as C_yy >= tau cov_y)"
     b = torch.zeros(len(check_priors(priors)))
-    return ClassProblem(priors, target_priors, objective=1., diag=1., column=-_fraction(tau, 'tau'), b=b)
+    return ClassProblem(priors, target_priors, objective=1., diag=1., column=-_targets(tau, 'tau', len(b)), b=b)
 
 def coverage_constraint(
     priors, # (m,) training priors
-    fraction=0.95, # Smallest coverage allowed, as a share of the class's (target) prior
+    fraction=0.95, # Smallest coverage allowed, as a share of the class's (target) prior; or (m,) for each class
     target_priors=None # (m,) class mix at which coverage is meant
 ):
     "Table 1, row 4: maximise the average recall while every class's coverage is at least `fraction` of its prior (eq. 2)"
     p = _class_mix(priors, target_priors)
-    b = _fraction(fraction, 'fraction') * p
+    b = _targets(fraction, 'fraction', len(p)) * p
     return ClassProblem(priors, target_priors, objective=1 / (len(p) * p), column=1., b=b)
 
 # %% ../nbs/00_gains.ipynb #1f768258
 def balanced_coverage_constraint(
     priors, # (m,) training priors
-    fraction=0.95, # Smallest balanced coverage allowed, as a share of 1/m
+    fraction=0.95, # Smallest balanced coverage allowed, as a share of 1/m; or one for each class, or each group
     groups=None, # (m,) group of each class: constrain the mean coverage of groups
     target_priors=None # (m,); balanced coverage does not depend on it
 ):
@@ -627,7 +643,7 @@ def balanced_coverage_constraint(
     p = _class_mix(priors, target_priors)
     groups, k, n, names = _groups(groups, len(p))
     return ClassProblem(priors, target_priors, objective=1 / (len(p) * p), row=1 / (len(p) * p), column=1 / n, groups=groups,
-        b=torch.full((k,), _fraction(fraction, 'fraction') / len(p)), names=names)
+        b=torch.ones(k) * (_targets(fraction, 'fraction', k, names) / len(p)), names=names)
 
 # %% ../nbs/00_gains.ipynb #6aac151c
 def accuracy_goal(

@@ -9,7 +9,7 @@ __all__ = ['Classifier', 'image_files', 'predict', 'export_onnx']
 import importlib.util, json, torch, pandas as pd
 from pathlib import Path
 from torch import nn
-from .data import IMAGES, images_in, read_image
+from .images import IMAGES, images_in, read_image
 from .gains import InputError
 from .common import write_atomically
 from .networks import build, model_source
@@ -19,16 +19,23 @@ from .stacks import pick_device
 def _read_weights(path):
     "Tensors and facts of a run's weights, or one line on what is wrong with the file"
     from safetensors import SafetensorError, safe_open
-    if not path.exists(): raise InputError(f'{path} is missing; `ncdo train` leaves one when it is done (the runs of `ncdo paper` keep none)')
+    if not path.exists():
+        raise InputError(f'{path} is missing; `ncdo train` leaves one when it is done '
+            '(the runs of `ncdo paper` keep none)')
     try:
         with open(path, 'rb'): pass
         with safe_open(path, 'pt') as f: tensors, facts = {k: f.get_tensor(k) for k in f.keys()}, f.metadata()
         for k in ('mean', 'std'): tensors[k] = tensors[k].view(-1, 1, 1)
         return tensors, {k: json.loads(facts[k]) for k in ('id', 'model', 'shape', 'class_names')}
-    except OSError as e: raise InputError(f'{path} cannot be read ({e.strerror or e}); mend its permissions or the disk, the run may be in order') from None
-    except SafetensorError as e: raise InputError(f'{path} is damaged ({" ".join(str(e).split())}); remove record.json beside it and train the run again') from None
+    except OSError as e:
+        raise InputError(f'{path} cannot be read ({e.strerror or e}); '
+            'mend its permissions or the disk, the run may be in order') from None
+    except SafetensorError as e:
+        raise InputError(f'{path} is damaged ({" ".join(str(e).split())}); '
+            'remove record.json beside it and train the run again') from None
     except (KeyError, TypeError, ValueError, RuntimeError) as e:
-        raise InputError(f'{path} is not the weights of a run of this version of ncdo ({type(e).__name__}: {e}); use the version that trained it') from None
+        raise InputError(f'{path} is not the weights of a run of this version of ncdo '
+            f'({type(e).__name__}: {e}); use the version that trained it') from None
 
 def _whose(model):
     "Who is to bring back what a network was made of"
@@ -42,10 +49,12 @@ def _rebuilt(path, tensors, model, shape, class_names):
     try: net = build(model, tuple(shape), len(class_names), [0])
     except InputError as e:
         why = e.__context__ and f"model '{model}': {type(e.__context__).__name__}: {e.__context__}" or e
-        raise InputError(f'{path} is whole, but its network cannot be made here ({" ".join(str(why).split())}); {_whose(model)}') from None
+        raise InputError(f'{path} is whole, but its network cannot be made here '
+            f'({" ".join(str(why).split())}); {_whose(model)}') from None
     try: net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith('net.')})
     except RuntimeError as e:
-        raise InputError(f"{path} is of another network than '{model}' is here ({' '.join(str(e).split()):.160}); {_whose(model)}") from None
+        raise InputError(f"{path} is of another network than '{model}' is here "
+            f"({' '.join(str(e).split()):.160}); {_whose(model)}") from None
     return net
 
 # %% ../nbs/07c_predict.ipynb #5c1d07b0
@@ -86,7 +95,8 @@ def predict(
     classifier, files = Classifier(folder).to(device), image_files(images)
     channels, height, width = classifier.shape
     if channels not in (1, 3): raise InputError(f'{folder} was trained on images of {channels} channels; image files have 1 or 3')
-    pixels = (torch.stack([read_image(f, (width, height), channels) for f in files[i:i + batch]]) for i in range(0, len(files), batch))
+    read = lambda f: read_image(f, (width, height), channels)
+    pixels = (torch.stack([read(f) for f in files[i:i + batch]]) for i in range(0, len(files), batch))
     scores = torch.cat([classifier(x.to(device, torch.float32)).cpu() for x in pixels])
     table = pd.DataFrame(scores.double().softmax(-1).numpy(), columns=[f'p_{name}' for name in classifier.class_names])
     table.insert(0, 'predicted', [classifier.class_names[i] for i in scores.argmax(-1)])
@@ -104,7 +114,8 @@ def export_onnx(
     if missing: raise InputError(f"export needs {' and '.join(missing)}; pip install 'ncdo[onnx]' brings what it needs")
     import onnx, onnxruntime
     pixels = torch.rand(3, *classifier.shape, generator=torch.Generator().manual_seed(0)) * 255
-    program = torch.onnx.export(classifier, (pixels,), input_names=['pixels'], output_names=['scores'], dynamic_shapes=[{0: torch.export.Dim('n')}], dynamo=True, verbose=False)
+    names, any_number = dict(input_names=['pixels'], output_names=['scores']), [{0: torch.export.Dim('n')}]
+    program = torch.onnx.export(classifier, (pixels,), **names, dynamic_shapes=any_number, dynamo=True, verbose=False)
     model = program.model_proto
     for node in model.graph.node: del node.metadata_props[:]
     facts = dict(id=classifier.id, model=classifier.model, class_names=json.dumps(classifier.class_names), input='pixels of 0 to 255, float32 (n, c, h, w)',
@@ -115,7 +126,8 @@ def export_onnx(
     for x in (pixels, pixels[:1]):
         with torch.no_grad(): expected = classifier(x)
         difference = (torch.from_numpy(session.run(None, dict(pixels=x.numpy()))[0]) - expected).abs().max().item()
-        if not difference <= tolerance * max(1, expected.abs().max().item()): raise RuntimeError(f'ONNX Runtime and PyTorch differ by {difference:.2g}; nothing was written')
+        if not difference <= tolerance * max(1, expected.abs().max().item()):
+            raise RuntimeError(f'ONNX Runtime and PyTorch differ by {difference:.2g}; nothing was written')
         worst = max(worst, difference)
     write_atomically(Path(folder) / 'model.onnx', content)
     return Path(folder) / 'model.onnx', worst

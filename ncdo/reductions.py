@@ -51,6 +51,16 @@ def prices(self:Problem, multipliers): # (..., k)
     return multipliers
 
 @patch
+def example(self:Problem):
+    "Multipliers (k,) at which the gain has all the entries it can have, to look at its form"
+    return torch.ones_like(self.b)
+
+@patch
+def outcomes(self:Problem, values): # (..., k), as `evaluate` finds them: bounds less violations
+    "What a report shows of each class or constraint, (..., n): the values, unless the goal is about other numbers"
+    return values
+
+@patch
 def variations(self:Problem, multipliers): # (k,)
     "Other multipliers worth a trial in a post-shift, (n, k)"
     return multipliers[:0, None]

@@ -47,7 +47,9 @@ def taught_by(folder, spec, data): # The teacher's folder; the student's `Spec` 
     "The teacher's scores on the student's training sample, checked to be of that sample"
     record = read_record(folder)
     if record is None: raise InputError(f'teacher {spec.teacher} has no record in {folder}; train it first')
-    if record['split_hash'] != data.split_hash: raise InputError(f"teacher {spec.teacher} was trained on another split ({record['spec']['dataset']}); its labels do not fit")
+    if record['split_hash'] != data.split_hash:
+        raise InputError(f"teacher {spec.teacher} was trained on another split "
+            f"({record['spec']['dataset']}); its labels do not fit")
     return read_scores(folder)['train'].float()
 
 # %% ../nbs/07a_schedule.ipynb #6e8e3ca2
@@ -61,7 +63,9 @@ def claim(folder): # A run's folder, made if need be, and removed again if nothi
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / '.lock')
     try: lock.acquire(timeout=0)
-    except Timeout: raise Busy(f'another process is computing the run in {folder}; wait for it, or choose another folder') from None
+    except Timeout:
+        raise Busy(f'another process is computing the run in {folder}; '
+            'wait for it, or choose another folder') from None
     try: yield
     finally:
         (folder / '.lock').unlink(missing_ok=True)
@@ -74,7 +78,7 @@ def members_of(specs, data, teachers): # Runs of one stack; `Data` of each; fold
     members = []
     for s, d in zip(specs, data):
         labels = teacher_labels(taught_by(teachers[s.teacher], s, d), s.temperature) if s.teacher else None
-        problem = s.problem(d.priors if labels is None else teacher_priors(labels), d.priors)
+        problem = s.problem(d.priors if labels is None else teacher_priors(labels), d.priors, d.class_names)
         members.append(Member(d, problem, s.loss, s.seed, s.step_size, labels, s.gamma, s.recipe, s.max_multiplier, s.tolerance))
     return members
 
@@ -137,7 +141,9 @@ class Job:
     root: str = None # Data root
 
     @property
-    def checkpoint(self): return self.store / f"{hashlib.sha256(' '.join(s.id for s in self.specs).encode()).hexdigest()[:12]}.checkpoint.safetensors"
+    def checkpoint(self):
+        name = hashlib.sha256(' '.join(s.id for s in self.specs).encode()).hexdigest()[:12]
+        return self.store / f'{name}.checkpoint.safetensors'
     @property
     def steps(self): return self.specs[0].recipe.steps
     @property
@@ -162,8 +168,12 @@ def runs_in(checkpoint): # File
     from safetensors import SafetensorError, safe_open
     try:
         with safe_open(checkpoint, 'pt') as f: return re.findall(r'(\w+) on images', f.metadata()['name'])
-    except OSError as e: raise InputError(f'checkpoint {checkpoint} cannot be read ({e.strerror or e}); mend its permissions, or the disk') from None
-    except SafetensorError as e: raise InputError(f'checkpoint {checkpoint} is damaged and cannot be read ({e}); remove it to start afresh') from None
+    except OSError as e:
+        raise InputError(f'checkpoint {checkpoint} cannot be read ({e.strerror or e}); '
+            'mend its permissions, or the disk') from None
+    except SafetensorError as e:
+        raise InputError(f'checkpoint {checkpoint} is damaged and cannot be read ({e}); '
+            'remove it to start afresh') from None
 
 def interrupted(store): # Folder of the run folders
     "Path -> ids of its runs, for each checkpoint that lies there"
@@ -193,7 +203,9 @@ def most_together(slots): # Devices
 
 def pack_for_gpus(specs, num_devices, largest=MOST_ON_GPU): # Runs wanted; GPUs; members of a stack at most
     "The stacks with which all GPUs are done soonest"
-    def cost(stack): return 65_000 + (4 + len(stack) * (1.3 if any(GOALS[s.objective].measured for s in stack) else 1)) * stack[0].recipe.steps
+    def cost(stack):
+        each = 1.3 if any(GOALS[s.objective].measured for s in stack) else 1
+        return 65_000 + (4 + len(stack) * each) * stack[0].recipe.steps
     def soonest(stacks):
         load = [0] * num_devices
         for c in sorted(map(cost, stacks), reverse=True): load[load.index(min(load))] += c
@@ -218,7 +230,8 @@ class Board:
             since, before = self.began[i]
             rate = (steps[i] - before) / max(time.time() - since, 1e-9)
             left = f'{(job.steps - steps[i]) / rate / 60:.1f} min' if rate else ''
-            rows.append((self.where.get(i, ''), job.title, f'{steps[i]} of {job.steps}', f'{rate * len(job.specs) * job.specs[0].recipe.batch_size:.0f} images/s', left))
+            speed = rate * len(job.specs) * job.specs[0].recipe.batch_size
+            rows.append((self.where.get(i, ''), job.title, f'{steps[i]} of {job.steps}', f'{speed:.0f} images/s', left))
         return rows
 
     def show(self, steps):

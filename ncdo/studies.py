@@ -17,7 +17,7 @@ import pandas as pd, torch, yaml
 from .data import locate
 from .gains import InputError
 from .runs import GOALS, PRESETS, one_of, post_shift_run, recipe_spec
-from .common import VALUES, check_value, write_atomically
+from .common import VALUES, check_value, lighten, write_atomically
 
 # %% ../nbs/07d_studies.ipynb #76441794
 _BASE = {'ERM': ('accuracy', 'cross-entropy'), 'LA with class priors': ('average-recall', 'logit-adjusted')}
@@ -51,7 +51,8 @@ def hybrid_distilled_specs(
 # %% ../nbs/07d_studies.ipynb #c5064398
 def seeds_of(seeds, dataset): # A number, or {data set: number}; name
     "The seeds of a data set's runs, from 0"
-    if isinstance(seeds, dict) and dataset not in seeds: raise InputError(f'seeds has no number for {dataset}; give one number for all data sets, or one for each')
+    if isinstance(seeds, dict) and dataset not in seeds:
+        raise InputError(f'seeds has no number for {dataset}; give one number for all data sets, or one for each')
     return range(seeds[dataset] if isinstance(seeds, dict) else seeds)
 
 def figure1_specs(
@@ -172,7 +173,8 @@ def tagged(path, tag): # Notebook; tag of a cell
 
 def notebook_parameters(study): # Name
     "{name: (kind, default)} of the parameters of a study, written `name = default  # kind: what it is`"
-    rows = [re.fullmatch(r'(\w+) = (.*?)  # ([\w\[\]]+): .+', line) for line in tagged(study_notebook(study), 'parameters').splitlines()]
+    lines = tagged(study_notebook(study), 'parameters').splitlines()
+    rows = [re.fullmatch(r'(\w+) = (.*?)  # ([\w\[\]]+): .+', line) for line in lines]
     if not all(rows): raise InputError(f"a parameter of {study} is not written as name = default  # kind: what it is")
     return {row[1]: (row[3], ast.literal_eval(row[2])) for row in rows}
 
@@ -215,10 +217,14 @@ def settled(
     presets = [s.split(':')[1] for s in _settings().sections() if s.startswith(study + ':')]
     section = {k: yaml.safe_load(v) for k, v in _settings()[f"{study}:{one_of(preset, presets, f'preset of {study}')}"].items()}
     for name in section:
-        if name not in known: raise InputError(f"[{study}:{preset}] of settings.ini has a parameter '{name}' that its notebook has not")
+        if name not in known:
+            raise InputError(f'[{study}:{preset}] of settings.ini has a parameter '
+                f"'{name}' that its notebook has not")
     values = {k: default for k, (_, default) in known.items()} | section | given
     for name, (kind, _) in known.items():
-        if values[name] is None and kind != 'folder': raise InputError(f"parameter '{name}' of {study} has no value; give one, or put it into [{study}:{preset}] of settings.ini")
+        if values[name] is None and kind != 'folder':
+            raise InputError(f"parameter '{name}' of {study} has no value; "
+                f'give one, or put it into [{study}:{preset}] of settings.ini')
         if values[name] is not None: check_parameter(f'{name} of {study}', values[name], kind)
     return types.SimpleNamespace(**values | dict(out=Path(values['out'] or f'results/{preset}').absolute()))
 
@@ -226,7 +232,8 @@ def settle(study, names): # Name; `globals()` of its notebook, right after its p
     "`settled` from a notebook's own names"
     plain = str, int, float, list, dict, type(None)
     hidden = 'In', 'Out', 'exit', 'quit', 'open'
-    return settled(study, {k: v for k, v in names.items() if isinstance(v, plain) and k not in hidden and not (k.startswith('_') or k.isupper())})
+    own = lambda k: k not in hidden and not k.startswith('_') and not k.isupper()
+    return settled(study, {k: v for k, v in names.items() if isinstance(v, plain) and own(k)})
 
 # %% ../nbs/07d_studies.ipynb #8a56cb46
 def study_runs(study, given): # Name; {name: value}
@@ -298,10 +305,12 @@ def draw_study(
     nbformat.write(nb, draft)
     nb = read_nb(draft)
     clean_nb(nb, allowed_cell_metadata_keys=['tags'], allowed_out_metadata_keys=['image/png'])
+    lighten(nb)
     write_nb(nb, draft)
     os.replace(draft, target)
     for made in study_files(study, out):
-        if not made.exists() or not made.stat().st_size: raise InputError(f'{study} ran but left no {made.name}; look into {target.name}')
+        there = made.exists() and made.stat().st_size
+        if not there: raise InputError(f'{study} ran but left no {made.name}; look into {target.name}')
 
 def draw_studies(
     chosen, # {study: {parameter: value}}
@@ -319,7 +328,8 @@ def draw_studies(
 # %% ../nbs/07d_studies.ipynb #d963df24
 def study_files(study, out): # Name; folder
     "The figures and tables a study is named for"
-    return [Path(out) / f'{study}.{e}' for e in (('png', 'pdf') if study.startswith('figure') else ('csv', 'md', 'tex', 'png', 'pdf'))]
+    tables = () if study.startswith('figure') else ('csv', 'md', 'tex')
+    return [Path(out) / f'{study}.{e}' for e in (*tables, 'png', 'pdf')]
 
 def study_fingerprint(study, p, runs): # Name; its parameters and runs, from `study_runs`
     "Hash of all that a drawn study depends on"

@@ -8,12 +8,12 @@ __all__ = ['MINIMA', 'LABELS', 'LEAD', 'mean_se', 'with_error', 'mean_text', 'pa
            'judged', 'square_table', 'square', 'wide_square', 'lead_signs', 'verdicts', 'draw_square', 'draw_curves']
 
 # %% ../nbs/07e_tables.ipynb #6d435201
-import math, numpy as np, pandas as pd, torch
+import io, math, numpy as np, pandas as pd, torch
 from pathlib import Path
 from .data import source_of
 from .gains import group_mean
 from .runs import priors_of, spec_of
-from .common import write_atomically
+from .common import lighter, write_atomically
 
 # %% ../nbs/07e_tables.ipynb #92e33b6f
 def mean_se(values): # Numbers
@@ -124,9 +124,11 @@ def save_table(table, out, name, wide=None): # Tidy table; folder; file name wit
 
 def save_figure(figure, out, name): # Matplotlib figure; folder; file name without ending
     "Write a figure as PNG and PDF, the same bytes every time"
-    Path(out).mkdir(parents=True, exist_ok=True)
-    figure.savefig(Path(out) / f'{name}.png', dpi=200, metadata=dict(Software=None))
-    figure.savefig(Path(out) / f'{name}.pdf', metadata=dict(CreationDate=None))
+    made = dict(png=dict(dpi=200, metadata=dict(Software=None)), pdf=dict(metadata=dict(CreationDate=None)))
+    for kind, how in made.items():
+        figure.savefig(file := io.BytesIO(), format=kind, **how)
+        content = lighter(file.getvalue()) if kind == 'png' else file.getvalue()
+        write_atomically(Path(out) / f'{name}.{kind}', content)
 
 # %% ../nbs/07e_tables.ipynb #39c9c601
 def draw_table(

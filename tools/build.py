@@ -46,11 +46,21 @@ def write_readme(root):
     (root / 'README.md').write_text(text + '\n', encoding='utf-8')
 
 
+def lighten_pictures(path):
+    "Give the pictures of a notebook palettes, so that the tree stays small"
+    from fastcore.nbio import read_nb, write_nb
+    from ncdo.common import lighten
+    nb = read_nb(path)
+    lighten(nb)
+    write_nb(nb, path)
+
+
 def export():
     chapters = [p for p in sorted((ROOT / 'nbs').glob('*.ipynb')) if not is_study(p)]
     run('nbdev-export')
     for path in chapters: run('nbdev-test', str(path), '--save', '--flags', '')
     run('nbdev-clean')
+    for path in chapters: lighten_pictures(path)
     write_readme(ROOT)
 
 

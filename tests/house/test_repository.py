@@ -4,6 +4,7 @@ from configparser import ConfigParser
 from importlib.metadata import metadata, version
 from pathlib import Path
 import pytest, yaml
+from ncdo.common import lighter
 from ncdo.studies import notebook_parameters, settled, studies
 
 ROOT = Path(__file__).parents[2]
@@ -51,3 +52,13 @@ def test_each_study_has_each_preset(study, preset):
 def test_no_path_of_a_machine_is_committed():
     listed = subprocess.run(['git', 'grep', '-InE', r'/(work|farm|root|tmp)/[A-Za-z0-9_.-]+'], cwd=ROOT, capture_output=True, text=True)
     assert not [line for line in listed.stdout.splitlines() if not line.startswith('tests/')]
+
+
+def test_the_tree_is_light():
+    "Under 15 MB are tracked; pictures have palettes"
+    listed = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode: pytest.skip('not a checkout')
+    files = [ROOT / name for name in listed.stdout.split('\0') if name]
+    assert sum(f.stat().st_size for f in files if f.exists()) < 15e6
+    pictures = [f for f in files if f.suffix == '.png' and f.exists()]
+    assert pictures and not [f for f in pictures if lighter(f.read_bytes()) != f.read_bytes()]

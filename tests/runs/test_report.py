@@ -6,7 +6,8 @@ from PIL import Image
 from safetensors.torch import save_file
 import ncdo.runs
 from pathlib import Path
-from ncdo.data import Data, load, read_image
+from ncdo.data import Data, load
+from ncdo.images import read_image
 from ncdo.runs import Spec, make_record, post_shift_run, read_record, read_scores, spec_of, write_record
 from ncdo.schedule import compute, run_stack
 from ncdo.gains import InputError, worst_case_recall

@@ -260,3 +260,13 @@ def test_smaller_cards_take_fewer_runs(memory, most, monkeypatch):
     assert most_together(['cuda:0', 'cuda:1']) == most and most_together(['cpu']) == 12
     specs = [recipe_spec('paper', 'cifar10-lt', seed=s) for s in range(60)]
     assert max(map(len, pack_for_gpus(specs, 1, most))) <= most
+
+
+def test_pieces_that_killed_writers_left_are_cleared(tmp_path):
+    "Only old ones, of the same file"
+    pieces = ['.a[1].json.17', '.a[1].json.18', '.a[1].json.lock', '.b.json.17']
+    for name in pieces: (tmp_path / name).write_text('half')
+    for name in pieces:
+        if not name.endswith('18'): os.utime(tmp_path / name, (0, 0))
+    write_atomically(tmp_path / 'a[1].json', 'whole')
+    assert sorted(os.listdir(tmp_path)) == ['.a[1].json.18', '.a[1].json.lock', '.b.json.17', 'a[1].json']
