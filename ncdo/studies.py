@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'TABLE4', 'PACKAGE', 'HOME', 'KINDS', 'table_specs', 'hybrid_distilled_specs', 'seeds_of', 'figure1_specs',
-           'searched', 'search_specs', 'table4_specs', 'runs_of', 'table4_shifts', 'studies', 'study_notebook',
-           'studies_at', 'reported', 'tagged', 'notebook_parameters', 'check_parameter', 'settled', 'settle',
-           'study_runs', 'shift_runs', 'archived', 'on_record', 'borrow', 'pack_records', 'draw_study', 'draw_studies',
-           'study_files', 'study_fingerprint']
+           'searched', 'search_specs', 'table4_specs', 'goal_specs', 'runs_of', 'table4_shifts', 'studies',
+           'study_notebook', 'studies_at', 'reported', 'tagged', 'notebook_parameters', 'check_parameter', 'settled',
+           'settle', 'study_runs', 'shift_runs', 'archived', 'on_record', 'borrow', 'pack_records', 'draw_study',
+           'draw_studies', 'study_files', 'study_fingerprint']
 
 # %% ../nbs/07d_studies.ipynb #43cd2e6a
 import ast, configparser, dataclasses, functools, hashlib, json, os, re, types, zipfile
@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd, torch, yaml
 from .data import locate
 from .gains import InputError
-from .runs import PRESETS, one_of, post_shift_run, recipe_spec
+from .runs import GOALS, PRESETS, one_of, post_shift_run, recipe_spec
 from .common import VALUES, check_value, lighten, write_atomically
 
 # %% ../nbs/07d_studies.ipynb #76441794
@@ -106,6 +106,19 @@ def table4_specs(
     return {(f'{d} {TABLE4[g]}', method): train(d, g, *how) for d, g in goals for method, how in
         (('ERM', ('accuracy', 'cross-entropy')), ('CSL [Logit-adjusted]', ('worst-case-recall', 'logit-adjusted')))}
 
+# %% ../nbs/07d_studies.ipynb #5d1e0a42
+def goal_specs(
+    preset, datasets, seeds, # As for `table_specs`
+    goals # Names of goals without constraints
+): # {(dataset, goal): specs}, plain training first
+    "The runs behind the study of goals: a model for each"
+    named = {'accuracy': 'cross-entropy', 'worst-case-recall': 'logit-adjusted'}
+    train = lambda d, g, seed: recipe_spec(preset, d, g, named.get(g, 'auto'), seed, **({} if g == 'accuracy' else dict(groups='class')))
+    goals = list(dict.fromkeys(['accuracy', *goals]))
+    for g in goals:
+        if train(datasets[0], g, 0).problem(torch.full((2,), .5)).demands: raise InputError(f"goal '{g}' has constraints, so its value alone judges no model; leave it out")
+    return {(d, g): [train(d, g, seed) for seed in seeds_of(seeds, d)] for d in datasets for g in goals}
+
 # %% ../nbs/07d_studies.ipynb #48e5e860
 def runs_of(*cells): # Dicts of lists of `Spec`
     "All the runs of some tables, each once"
@@ -173,6 +186,7 @@ def _known(v): return isinstance(v, str) and bool(locate(v)) # Raises for a name
 KINDS = VALUES | dict( # chkstyle: ignore-node
     preset=(lambda v: isinstance(v, str) and bool(one_of(v, PRESETS, 'preset')), 'the name of a preset'),
     dataset=(_known, 'the name of a data set'),
+    goal=(lambda v: isinstance(v, str) and bool(one_of(v, GOALS, 'goal')), 'the name of a goal, such as macro-f1'),
     datasets=(lambda v: _is_list(v, _known), 'a list of data sets, each once, such as [digits-lt]'),
     seeds=(lambda v: _count(v) or isinstance(v, dict) and len(v) > 0 and all(map(_known, v)) and all(map(_count, v.values())),
         'a whole number of at least 1, or one for each data set, such as {cifar10-lt: 3}'),
