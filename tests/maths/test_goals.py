@@ -3,6 +3,7 @@ import functools, math, warnings, numpy as np, pytest, torch
 from scipy.optimize import linprog
 from toys import (TOYS, answer, as_it_came, best_threshold, best_worst_f1, constrained_search, cutting_planes, f1_of, ladder, mean_of_worst, mixed,
     program, search, toy)
+from torch.utils._python_dispatch import TorchDispatchMode
 from types import SimpleNamespace
 from ncdo.data import load
 from ncdo.gains import InputError, bayes_rule, confusion_matrix, coverage_constraint, recall, recall_constraint, worst_case_recall
@@ -101,12 +102,13 @@ def test_worst_f1_reaches_the_bisection(seed):
 
 LOCAL = dict(macro=(macro_f1_goal, lambda C: f1_of(C).mean()), iou=(mean_iou_goal, lambda C: (f1_of(C) / (2 - f1_of(C))).mean()))
 
+@pytest.mark.parametrize('first', range(0, TOYS, 20))
 @pytest.mark.parametrize('name', LOCAL)
-def test_how_often_a_goal_with_local_optima_is_solved(name):
+def test_how_often_a_goal_with_local_optima_is_solved(name, first):
     "Against the best of many local searches; never below the model as it came"
     make, score = LOCAL[name]
     close = []
-    for seed in SEEDS:
+    for seed in SEEDS[first:first + 20]:
         p, q = toy(seed)
         gain, _ = post_shift(make(q), p, p, iterations=240)
         reached = score(answer(p)(gain)).item()
@@ -206,7 +208,7 @@ def f1_at(values, q): return 2 * values[len(q):2 * len(q)] / (q + values[2 * len
 
 # Classes that are absent, classes that are not found
 
-@pytest.mark.parametrize('name', MOVED)
+@pytest.mark.parametrize('name', [n for n in MOVED if n != 'recall-at-precision']) # That of another class
 def test_an_absent_class_stays_neutral(name):
     "Its gain by the right answer lies among the others'; all is finite; an average keeps its last value"
     q = random_mix(5, 1)
@@ -286,13 +288,13 @@ def test_classes_never_found_at_first_are_found_in_the_end(name):
     W[2] = torch.tensor([3., 0, 0])
     W.requires_grad_()
     loss, adam = CostSensitiveLoss(game.gain, member.kind), torch.optim.Adam([W], .1)
-    for step in range(240):
-        if step % 4 == 0: loss.set_gain(game.update(confusion_matrix(target, (held @ W).argmax(1), 3)))
+    for step in range(150):
+        if step % 3 == 0: loss.set_gain(game.update(confusion_matrix(target, (held @ W).argmax(1), 3)))
         adam.zero_grad()
         loss(x @ W, y).backward()
         adam.step()
     C = confusion_matrix(target, (held @ W).argmax(1), 3)
-    assert game.history[0]['objective'] <= game.history[game.best]['objective'] and (recall(C) > .1).all()
+    assert game._rank(0) <= game._rank(game.best) and (recall(C) > .1).all()
 
 
 # One loop as the other
@@ -312,7 +314,7 @@ def plain_loop(member, recipe):
         sgd.param_groups[0]['lr'] = recipe.rate(step)
         loss(net.train()(x)[0], y[0]).backward()
         sgd.step()
-    return stack.scores('test')[0], game
+    return stack.scores('test')[0].float(), game
 
 def everyone(): return [Member(data, named(name, data.priors), 'auto', step_size=.3) for data in [load('digits-lt')] for name in NAMES]
 
@@ -320,7 +322,7 @@ def test_a_stack_takes_the_steps_of_the_plain_loop_and_goes_on_exactly(tmp_path)
     together = fit(Stack(everyone(), 'mlp-16', SHORT, 'cpu', torch.float64))
     for name, member, result in zip(NAMES, everyone(), together):
         scores, game = plain_loop(member, SHORT)
-        assert torch.allclose(result.test, scores, atol=1e-8), name
+        assert torch.allclose(result.test, scores, atol=1e-6), name
         assert torch.allclose(result.reduction.multipliers, game.multipliers, atol=1e-10, equal_nan=True) and result.reduction.best == game.best, name
     first = Stack(everyone(), 'mlp-16', SHORT, 'cpu', torch.float64)
     for _ in range(7): first.train_step()
@@ -349,6 +351,26 @@ def test_updates_of_a_stack_are_those_of_saddle_points():
         for name, game, C, mine in zip(MOVED, games, Cs, stack.multipliers):
             game.update(C)
             assert torch.equal(mine, game.multipliers), name
+
+class Watch(TorchDispatchMode):
+    "Remembers operations that read a value back, or bring one in from Python"
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen += [str(function)] * any(word in str(function) for word in ('local_scalar', 'nonzero', 'lift_fresh', 'equal.default', 'masked_select'))
+        return function(*args, **(kwargs or {}))
+
+@pytest.mark.parametrize('name', MOVED)
+def test_an_update_needs_nothing_from_the_processor(name):
+    "What a GPU records must not wait for it"
+    k = MOVED.index(name)
+    goals, C = Goals(some_members()[k:k + 1], 3, 'cpu', torch.float64, check=False), random_confusion(5, 0)[None]
+    with Watch() as watch: goals.move(C)
+    assert not watch.seen and goals.tick == 1
+    with Watch() as watch: goals.tick.item()
+    assert watch.seen
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 @pytest.mark.parametrize('recorded', [False, True])
@@ -384,7 +406,7 @@ def digits(n=(560, 150, 50)):
     X, y = load_digits(return_X_y=True)
     y, rng = np.array([0, 0, 0, 1, 0, 1, 0, 0, 2, 2])[y], np.random.default_rng(0)
     keep = np.concatenate([rng.permutation(np.flatnonzero(y == c))[:k] for c, k in enumerate(n)])
-    X, y = X[keep] + rng.normal(0, 7, (len(keep), 64)), y[keep]
+    X, y = X[keep] + rng.normal(0, 4, (len(keep), 64)), y[keep]
     return torch.as_tensor(cross_val_predict(LogisticRegression(max_iter=500, C=.01), X, y, method='predict_proba', cv=5)), torch.as_tensor(y)
 
 @functools.cache
@@ -401,7 +423,7 @@ def all_rules():
     return torch.as_tensor(np.concatenate(Cs))
 
 RATIOS = 'precision', 'macro-f1', 'worst-f1', 'micro-f1', 'mean-iou', 'recall-at-precision', 'macro-f1 + recall', 'worst-f1 + precision'
-SETTINGS = {'recall': dict(tau=.6), 'precision': dict(tau=.6), 'recall-at-precision': dict(tau=.6, class_index=2), 'macro-f1 + recall': dict(tau=.6),
+SETTINGS = {'recall': dict(tau=.6), 'precision': dict(tau=.6), 'recall-at-precision': dict(tau=.4, class_index=2), 'macro-f1 + recall': dict(tau=.6),
     'worst-k + recall': dict(tau=.6), 'worst-f1 + precision': dict(tau=.4), 'weighted-accuracy': dict(weighted_class=1, weight=3.)}
 
 @pytest.mark.parametrize('name', NAMES)
@@ -412,8 +434,21 @@ def test_post_shift_beside_brute_force(name):
     judged = lambda predicted: [v.item() for v in rank(problem, confusion_matrix(y, predicted, 3))]
     ours, plain = judged(bayes_rule(p, gain)), judged(p.argmax(1))
     met, objective = rank(problem, all_rules())
-    assert met.any() and ours >= plain and ours[0]
+    assert met.any() and ours >= plain
+    if name not in MOVED: return # Nothing moves
+    assert ours[0]
     assert ours[1] >= objective[met].max() - (.03 if name in RATIOS else .02)
+
+@pytest.mark.parametrize('tau', [.3, .5, .7])
+def test_post_shift_finds_the_threshold_for_a_precision(tau):
+    "Also where a class is rare, and where probabilities are too sure of themselves"
+    p, y = digits()
+    for power in (1., 2.):
+        sure = p ** power / (p ** power).sum(1, keepdim=True)
+        problem = recall_at_precision(torch.bincount(y).double() / len(y), tau, 2)
+        met, objective = rank(problem, all_rules())
+        reached = rank(problem, confusion_matrix(y, bayes_rule(sure, post_shift(problem, sure, y)[0]), 3))
+        assert reached[0] and reached[1] >= objective[met].max() - .06, (power, reached)
 
 def rank(problem, C):
     "Are all constraints met, and the objective"
@@ -424,8 +459,8 @@ def rank(problem, C):
 def test_the_classifier_is_the_function(name):
     p, y = digits()
     make = lambda q: named(name, q, **SETTINGS.get(name, {}))
-    post = PostShiftClassifier(make, iterations=80, cv=3).fit(p.numpy(), y.numpy())
-    gain, game = post_shift(make(torch.bincount(y).double() / len(y)), p, y, iterations=80)
+    post = PostShiftClassifier(make, iterations=48, cv=2).fit(p.numpy(), y.numpy())
+    gain, game = post_shift(make(torch.bincount(y).double() / len(y)), p, y, iterations=48)
     assert np.allclose(post.gain_, gain) and torch.equal(torch.as_tensor(post.predict(p.numpy())), bayes_rule(p, gain))
     assert post.reduction_.best == game.best and math.isfinite(post.cross_fitted_objective_)
 
@@ -485,7 +520,7 @@ def test_the_best_mixture_is_that_of_the_program(name, seed):
 @pytest.mark.parametrize('name', MOVED)
 def test_a_mixture_is_never_worse_than_the_best_iterate(name, seed):
     p, q = toy(seed + 20)
-    game = ladder(named(name, q, tau=.3, fraction=.8), p, 80, tolerance=1e-3)
+    game = ladder(named(name, q, tau=.3, fraction=.8), p, 48, tolerance=1e-3)
     reached, violations, weights = mixed(game)
     best, needed = game.history[game.best], game.problem.demanded
     met = (violations <= game.problem.slack(game.tolerance) + 1e-8)[needed].all()
@@ -499,7 +534,7 @@ def test_a_mixture_is_chosen_on_one_half_and_reported_on_the_other(name):
     y = torch.multinomial(p, 1, generator=torch.Generator().manual_seed(0)).squeeze(1)
     chosen, reported = slice(0, 200), slice(200, None)
     game = SaddlePoint(named(name, torch.bincount(y).double() / len(y), tau=.3, fraction=.8), .3)
-    for _ in range(30): game.update(confusion_matrix(y[chosen], bayes_rule(p[chosen], game.gain), 4))
+    for _ in range(16): game.update(confusion_matrix(y[chosen], bayes_rule(p[chosen], game.gain), 4))
     gains = [game.problem.gain(h['multipliers']) for h in game.history]
     mixture = StochasticClassifier.from_history(game, lambda t: lambda x: bayes_rule(x, gains[t]), seed=3)
     objective, violations, weights = mixed(game)
