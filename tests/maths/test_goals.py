@@ -45,9 +45,12 @@ def power_mean(alpha):
     if alpha == 1: return lambda r: r.log().mean().exp()
     return lambda r: (r ** (1 - alpha)).mean() ** (1 / (1 - alpha))
 
-SMOOTH = dict(geometric=(lambda q: geometric_mean_goal(q, floor=.01), power_mean(1), 300), harmonic=(lambda q: harmonic_mean_goal(q, floor=.01), power_mean(2), 300),
-    fair=(lambda q: alpha_fair_goal(q, 4, floor=.01), power_mean(4), 1000), quadratic=(quadratic_mean_goal, lambda r: 1 - ((1 - r) ** 2).mean().sqrt(), 300),
-    softmin=(soft_min_goal, lambda r: -(-20 * r).logsumexp(0) / 20, 1500)) # The goal, its value of the recalls, steps of Frank-Wolfe
+SMOOTH = { # The goal, its value of the recalls, steps of Frank-Wolfe; chkstyle: ignore-node
+    'geometric': (lambda q: geometric_mean_goal(q, floor=.01), power_mean(1), 300),
+    'harmonic': (lambda q: harmonic_mean_goal(q, floor=.01), power_mean(2), 300),
+    'fair': (lambda q: alpha_fair_goal(q, 4, floor=.01), power_mean(4), 1000),
+    'quadratic': (quadratic_mean_goal, lambda r: 1 - ((1 - r) ** 2).mean().sqrt(), 300),
+    'softmin': (soft_min_goal, lambda r: -(-20 * r).logsumexp(0) / 20, 1500)}
 
 def of_recalls(value): return lambda C: value(C.diagonal() / C.sum(1))
 
@@ -226,21 +229,25 @@ def test_an_absent_class_stays_neutral(name):
     unknown = game.history[-1]['violations'].isnan()
     assert unknown.any() and torch.equal(game.multipliers[unknown], before[unknown]) and gain.isfinite().all() and game.multipliers.isfinite().all()
 
-@pytest.mark.parametrize('name', [*SMOOTH, 'worst k', 'macro', 'iou', 'micro', 'worst F1'])
-def test_the_value_without_a_class_is_that_of_the_others(name):
-    "Recalls: those of the others. Ratios, at the whole class mix: as if the absent class were predicted as the others are on average"
+@pytest.mark.parametrize('name', [*SMOOTH, 'worst k'])
+def test_a_function_of_the_recalls_without_a_class_is_that_of_the_others(name):
+    q, C = random_mix(5, 1), random_confusion(5, 0)
+    C[4] = 0
+    r = recall(C)[:4]
+    if name == 'worst k': close_to(worst_k_goal(q, 2).objective(C), r.sort().values[:2].mean())
+    else: close_to(SMOOTH[name][0](q).objective(C), SMOOTH[name][1](r))
+
+def test_a_ratio_without_a_class_is_that_of_the_others():
+    "At the whole class mix: as if the absent class were predicted as the others are on average"
     q, C = random_mix(5, 1), random_confusion(5, 0)
     C[4] = 0
     rows = C[:4] / C[:4].sum(1, keepdim=True) * q[:4, None]
-    r, (F1, make) = recall(C)[:4], (None, SMOOTH.get(name, (None,))[0])
-    if make: return close_to(make(q).objective(C), SMOOTH[name][1](r))
-    if name == 'worst k': return close_to(worst_k_goal(q, 2).objective(C), r.sort().values[:2].mean())
-    columns = rows.sum(0) / q[:4].sum()
-    F1 = 2 * rows.diagonal() / (q[:4] + columns[:4])
-    if name == 'macro': close_to(macro_f1_goal(q).objective(C), F1.mean())
-    if name == 'iou': close_to(mean_iou_goal(q).objective(C), (F1 / (2 - F1)).mean())
-    if name == 'worst F1': close_to(worst_f1_goal(q).objective(C), F1.min())
-    if name == 'micro': close_to(micro_f1_goal(q).objective(C), 2 * rows.diagonal()[1:].sum() / (2 - q[0] - columns[0]))
+    hits, columns = rows.diagonal(), rows.sum(0) / q[:4].sum()
+    F1 = 2 * hits / (q[:4] + columns[:4])
+    close_to(macro_f1_goal(q).objective(C), F1.mean())
+    close_to(mean_iou_goal(q).objective(C), (F1 / (2 - F1)).mean())
+    close_to(worst_f1_goal(q).objective(C), F1.min())
+    close_to(micro_f1_goal(q).objective(C), 2 * hits[1:].sum() / (2 - q[0] - columns[0]))
 
 def close_to(a, b): assert abs(a - b) < 1e-12
 
@@ -423,7 +430,7 @@ def all_rules():
     return torch.as_tensor(np.concatenate(Cs))
 
 RATIOS = 'precision', 'macro-f1', 'worst-f1', 'micro-f1', 'mean-iou', 'recall-at-precision', 'macro-f1 + recall', 'worst-f1 + precision'
-SETTINGS = {'recall': dict(tau=.6), 'precision': dict(tau=.6), 'recall-at-precision': dict(tau=.4, class_index=2), 'macro-f1 + recall': dict(tau=.6),
+SETTINGS = {'recall': dict(tau=.6), 'precision': dict(tau=.6), 'recall-at-precision': dict(tau=.4, class_index=1), 'macro-f1 + recall': dict(tau=.6),
     'worst-k + recall': dict(tau=.6), 'worst-f1 + precision': dict(tau=.4), 'weighted-accuracy': dict(weighted_class=1, weight=3.)}
 
 @pytest.mark.parametrize('name', NAMES)
@@ -437,18 +444,22 @@ def test_post_shift_beside_brute_force(name):
     assert met.any() and ours >= plain
     if name not in MOVED: return # Nothing moves
     assert ours[0]
-    assert ours[1] >= objective[met].max() - (.03 if name in RATIOS else .02)
+    assert ours[1] >= objective[met].max() - .03
+    if name in RATIOS: return
+    met, objective = rank(problem, all_rules()[84::169]) # Those with b = 0, of which the best rule is one if probabilities are right
+    assert ours[1] >= objective[met].max() - .02
 
-@pytest.mark.parametrize('tau', [.3, .5, .7])
-def test_post_shift_finds_the_threshold_for_a_precision(tau):
-    "Also where a class is rare, and where probabilities are too sure of themselves"
+@pytest.mark.parametrize('tau', [.3, .5, .6, .7])
+@pytest.mark.parametrize('power', [.5, 1, 2])
+def test_post_shift_finds_the_threshold_for_a_precision(tau, power):
+    "The class is rare, and probabilities may be too sure of themselves, or not sure enough: then the threshold is above tau, or below"
     p, y = digits()
-    for power in (1., 2.):
-        sure = p ** power / (p ** power).sum(1, keepdim=True)
-        problem = recall_at_precision(torch.bincount(y).double() / len(y), tau, 2)
-        met, objective = rank(problem, all_rules())
-        reached = rank(problem, confusion_matrix(y, bayes_rule(sure, post_shift(problem, sure, y)[0]), 3))
-        assert reached[0] and reached[1] >= objective[met].max() - .06, (power, reached)
+    p = p ** power / (p ** power).sum(1, keepdim=True)
+    problem, thresholds = recall_at_precision(torch.bincount(y).double() / len(y), tau, 2), p[:, 2].unique()[:, None]
+    others = p[:, :2].argmax(1)
+    met, objective = rank(problem, confusion_matrix(y.expand(len(thresholds), -1), torch.where(p[:, 2] >= thresholds, 2, others), 3))
+    ours = rank(problem, confusion_matrix(y, bayes_rule(p, post_shift(problem, p, y)[0]), 3))
+    assert ours[0] and ours[1] >= objective[met].max() - .06
 
 def rank(problem, C):
     "Are all constraints met, and the objective"
@@ -479,7 +490,7 @@ def test_post_shift_of_a_run_takes_each_option(folder, objective, options, tmp_p
     z, q = read_scores(folder), load('digits-lt').priors
     fit_for = lambda problem: post_shift(problem, z['validation'].double().softmax(-1), z['y_validation'], iterations=80)[0]
     asked, usual = Spec(objective=objective, **options).problem(q), Spec(objective=objective).problem(q)
-    found, other = post_shift_run(folder, objective, iterations=80, cv=None, out=tmp_path, **options), post_shift_run(folder, objective, iterations=80, cv=None, out=tmp_path)
+    found, other = [post_shift_run(folder, objective, iterations=80, cv=None, out=tmp_path, **given) for given in (options, {})]
     for part in ('validation', 'test'):
         C = confusion_matrix(z[f'y_{part}'], bayes_rule(z[part].double().softmax(-1), fit_for(asked)), 10)
         assert abs(found[part]['objective'] - asked.objective(C).item()) < 1e-12
