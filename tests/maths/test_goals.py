@@ -1,7 +1,7 @@
 "Goals that are functions of the confusion matrix, on random toys against programs, enumeration and search; `NCDO_TOYS=200` for as many of each"
 import functools, math, warnings, numpy as np, pytest, torch
 from scipy.optimize import linprog
-from toys import (TOYS, answer, as_it_came, best_threshold, best_worst_f1, constrained_search, cutting_planes, f1_of, ladder, mean_of_worst, mixed,
+from toys import (TOYS, answer, as_it_came, best_mixture_of, best_threshold, best_worst_f1, constrained_search, cutting_planes, f1_of, ladder, mean_of_worst, mixed,
     program, search, toy)
 from torch.utils._python_dispatch import TorchDispatchMode
 from types import SimpleNamespace
@@ -527,6 +527,18 @@ def test_the_best_mixture_is_that_of_the_program(name, seed):
     assert abs(reached - best_of_hull(game, k)) < 1e-7 and (weights > 1e-9).sum() <= len(q) + 1
     if problem.demands: assert (violations <= problem.slack(game.tolerance) + 1e-8).all()
 
+USUAL = dict(SMOOTH, geometric=(geometric_mean_goal, power_mean(1)), harmonic=(harmonic_mean_goal, power_mean(2)), fair=(lambda q: alpha_fair_goal(q, 4), power_mean(4)))
+
+@pytest.mark.parametrize('seed', range(max(4, TOYS)))
+@pytest.mark.parametrize('name', USUAL)
+def test_the_best_mixture_is_that_of_tangents(name, seed):
+    "With the usual floors, below which the gain is no gradient"
+    make, value, *_ = USUAL[name]
+    p, q = toy(seed)
+    game, _ = frank_wolfe(make(q), answer(p), 60)
+    best = best_mixture_of(value, hull(game)[1])
+    assert best - 1e-5 <= mixed(game)[0] <= best + 1e-5
+
 @pytest.mark.parametrize('seed', range(2))
 @pytest.mark.parametrize('name', MOVED)
 def test_a_mixture_is_never_worse_than_the_best_iterate(name, seed):
@@ -579,6 +591,19 @@ THIRDS = [.5, .3, .2]
 def test_mistakes_are_told_in_one_line(make, message):
     with pytest.raises(InputError) as e: make()
     assert message in str(e.value) and '\n' not in str(e.value)
+
+@pytest.mark.parametrize('make', [worst_case_recall, worst_f1_goal, lambda q: worst_k_goal(q, 2), lambda q: recall_at_precision(q, .5, 0),
+    lambda q: constrained(geometric_mean_goal(q), coverage_constraint(q))])
+def test_frank_wolfe_is_for_averages_alone(make):
+    with pytest.raises(InputError, match='frank_wolfe plays goals whose multipliers are averages') as e: frank_wolfe(make(THIRDS), answer(toy(0, 9)[0][:, :3]))
+    assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('steps', [[], [.1], [.1, .1, .1]])
+def test_a_step_for_each_part(steps):
+    game = SaddlePoint(constrained(geometric_mean_goal(THIRDS), coverage_constraint(THIRDS)))
+    game.step_size = steps
+    with pytest.raises(InputError, match=f'{len(steps)} step sizes for 2 parts of the multipliers') as e: game.update(random_confusion(3, 0))
+    assert '\n' not in str(e.value)
 
 MAKERS = [geometric_mean_goal, harmonic_mean_goal, quadratic_mean_goal, soft_min_goal, macro_f1_goal, mean_iou_goal, micro_f1_goal, worst_f1_goal,
     lambda q, **k: alpha_fair_goal(q, 2, **k), lambda q, **k: worst_k_goal(q, 1, **k), lambda q, **k: recall_at_precision(q, .5, 0, **k)]

@@ -131,3 +131,17 @@ def constrained_search(score, p, least, starts=8, rounds=25):
             C = path[scores.argmax()]
         best = max(best, score(C).item())
     return best
+
+def best_mixture_of(value, points, close=1e-6, most=300): # Concave function of (m,) recalls; (T, m)
+    "The largest value at a mixture of the points, from below, by tangents"
+    T, low, high, rows, offsets, w = len(points), -np.inf, np.inf, [], [], np.full(len(points), 1 / len(points))
+    for _ in range(most):
+        x = torch.as_tensor(w @ points).clamp(min=1e-4).requires_grad_()
+        slope, = torch.autograd.grad(f := value(x), x)
+        low = max(low, value(torch.as_tensor(w @ points)).item())
+        if high - low < close: break
+        rows.append(np.append(-points @ slope.numpy(), 1.))
+        offsets.append((f - slope @ x).item())
+        found = linprog(np.append(np.zeros(T), -1.), np.array(rows), offsets, np.append(np.ones(T), 0.)[None], [1.], [(0, 1)] * T + [(None, 2)], method='highs')
+        w, high = found.x[:-1], -found.fun
+    return low
