@@ -1,8 +1,8 @@
 "Goals that are functions of the confusion matrix, on random toys against programs, enumeration and search; `NCDO_TOYS=200` for as many of each"
 import functools, math, warnings, numpy as np, pytest, torch
 from scipy.optimize import linprog
-from toys import (TOYS, answer, as_it_came, best_mixture_of, best_threshold, best_worst_f1, constrained_search, cutting_planes, f1_of, ladder, mean_of_worst, mixed,
-    program, search, toy)
+from toys import (TOYS, answer, as_it_came, best_mixture_of, best_threshold, best_worst_f1, constrained_search, cutting_planes, f1_of, ladder,
+    mean_of_worst, mixed, program, search, toy)
 from torch.utils._python_dispatch import TorchDispatchMode
 from types import SimpleNamespace
 from ncdo.data import load
@@ -527,7 +527,8 @@ def test_the_best_mixture_is_that_of_the_program(name, seed):
     assert abs(reached - best_of_hull(game, k)) < 1e-7 and (weights > 1e-9).sum() <= len(q) + 1
     if problem.demands: assert (violations <= problem.slack(game.tolerance) + 1e-8).all()
 
-USUAL = dict(SMOOTH, geometric=(geometric_mean_goal, power_mean(1)), harmonic=(harmonic_mean_goal, power_mean(2)), fair=(lambda q: alpha_fair_goal(q, 4), power_mean(4)))
+USUAL = SMOOTH | dict(geometric=(geometric_mean_goal, power_mean(1)), harmonic=(harmonic_mean_goal, power_mean(2)),
+    fair=(lambda q: alpha_fair_goal(q, 4), power_mean(4)))
 
 @pytest.mark.parametrize('seed', range(max(4, TOYS)))
 @pytest.mark.parametrize('name', USUAL)
