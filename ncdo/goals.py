@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['STRENGTHS', 'FunctionGoal', 'RecallGoal', 'alpha_fair_goal', 'geometric_mean_goal', 'harmonic_mean_goal',
            'quadratic_mean_goal', 'soft_min_goal', 'frank_wolfe', 'WorstK', 'worst_k_goal', 'f1', 'iou', 'RatioGoal',
-           'micro_f1_goal', 'macro_f1_goal', 'mean_iou_goal', 'WorstF1', 'worst_f1_goal', 'recall_at_precision',
-           'Constrained', 'constrained']
+           'micro_f1_goal', 'macro_f1_goal', 'mean_iou_goal', 'WorstF1', 'worst_f1_goal', 'RecallAtPrecision',
+           'recall_at_precision', 'Constrained', 'constrained']
 
 # %% ../nbs/02b_goals.ipynb #6c62870c
 import math, torch
 from fastcore.basics import patch
-from .gains import ClassProblem, InputError, Problem, _class_mix, _number, _targets, nanmin, recall
+from .gains import ClassProblem, InputError, Problem, _class_mix, _number, _targets, check_priors, nanmin, recall
 from .reductions import SaddlePoint
 
 # %% ../nbs/02b_goals.ipynb #8a04165d
@@ -24,7 +24,7 @@ class FunctionGoal(Problem):
         sets=1, # How many values each class has
         parts=None # (domain, number) of the multipliers, see `Problem`; all are averages unless given
     ):
-        size = sets * len(priors)
+        size = sets * len(check_priors(priors))
         self._state(torch.zeros(size), priors, target_priors, 'average', names)
         if parts: self._place(parts)
         self.share, self.room = self.target_priors.repeat(sets), torch.full_like(self.b, torch.inf)
@@ -64,6 +64,13 @@ class RecallGoal(FunctionGoal):
 
     def measure(self, C): return recall(C) # (..., m, m) -> (..., m)
     def _overall(self, earned, recalls): return self.value(recalls)
+
+    def tangents(self, recalls): # Without the floor, below which prices are no gradient
+        at = recalls.clamp(min=1e-3)
+        slope = self.slope(at)
+        offset = self.value(at) - (slope * at).nansum()
+        return offset[None], torch.nn.functional.pad(slope.nan_to_num(), (1, 0))[None]
+
     def _spread(self, prices): return torch.diag_embed(prices / self.priors)
     def variations(self, recalls): return recalls ** STRENGTHS[:, None] # Prices pulled farther apart, or less
 
@@ -103,6 +110,7 @@ def alpha_fair_goal(
     value = _power_mean(alpha)
     slope = lambda recalls: (value(recalls)[..., None] / recalls) ** alpha / _known(recalls)
     if floor is None: floor = math.exp(-5 / alpha) if alpha else 0.
+    _number(floor, 'floor', lambda x: 0 <= x < 1, 'be at least 0 and less than 1')
     return RecallGoal(priors, target_priors, value=value, slope=slope, floor=floor)
 
 # %% ../nbs/02b_goals.ipynb #2dc56558
@@ -149,6 +157,9 @@ def frank_wolfe(
     steps=100
 ): # `SaddlePoint` with its history; list of the gaps of the averages after each step
     "Frank-Wolfe: average the best responses to the gradient, the t-th with weight 2 / (t + 2)"
+    if [domain for domain, _ in problem.parts] != ['average']:
+        raise InputError('frank_wolfe plays goals whose multipliers are averages; '
+            f'play a {type(problem).__name__} with SaddlePoint')
     game, gaps = SaddlePoint(problem), []
     C = respond(game.gain)
     for t in range(steps):
@@ -178,10 +189,11 @@ class WorstK(ClassProblem):
     "Maximise the mean of the k smallest recalls; no multiplier above 1 / k"
     def __init__(self, priors, k, target_priors=None): # As for `worst_k_goal`
         p = _class_mix(priors, target_priors)
-        self.worst = _number(k, 'k', lambda x: x == int(x) and 1 <= x <= len(p), f'be a whole number from 1 to {len(p)}')
+        self.worst = _number(k, 'k', lambda x: 1 <= x <= len(p) and x == int(x), f'be a whole number from 1 to {len(p)}')
         super().__init__(priors, target_priors, diag=1 / p, b=torch.zeros(len(p)), domain='simplex')
 
     def _overall(self, earned, recalls): return _lowest(recalls, self.worst)
+    def variations(self, multipliers): return multipliers ** STRENGTHS[:, None] # Beyond the cap, too
 
     def tangents(self, recalls):
         lowest = recalls.argsort()[:self.worst] + 1
@@ -222,7 +234,7 @@ class RatioGoal(FunctionGoal):
         slope, # Of the same: its gradient in the hits, and in the predictions, (..., m) each
         stretch=lambda rows, hits, named: 1. # What Frank-Wolfe's gap is multiplied by to bound the distance to the best
     ):
-        names = [f'{what} of class {i}' for what in ('hits', 'predictions') for i in range(len(priors))]
+        names = [f'{what} of class {i}' for what in ('hits', 'predictions') for i in range(len(check_priors(priors)))]
         super().__init__(priors, target_priors, names, sets=2)
         self.value, self.slope, self.stretch = value, slope, stretch
 
@@ -278,8 +290,8 @@ def micro_f1_goal(
     target_priors=None # (m,) class mix at which F1 is meant
 ):
     "Maximise the F1 of all classes together, but for a background class"
-    m = len(priors)
-    _number(background, 'background', lambda x: x == int(x) and 0 <= x < m, f'be one of the classes 0..{m - 1}')
+    m = len(check_priors(priors))
+    _number(background, 'background', lambda x: 0 <= x < m and x == int(x), f'be one of the classes 0..{m - 1}')
     wanted = lambda hits: (torch.arange(m, device=hits.device) != background).to(hits.dtype)
     whole = lambda rows, named: 2 - rows[background] - named[..., background]
     value = lambda rows, hits, named: 2 * (wanted(hits) * hits).nansum(-1) / whole(rows, named)
@@ -311,7 +323,7 @@ def mean_iou_goal(priors, target_priors=None): # (m,) training priors; (m,) clas
 class WorstF1(RatioGoal):
     "Maximise the smallest F1; a weight for each class, on the simplex, then hits and predictions, averaged"
     def __init__(self, priors, target_priors=None): # As for `worst_f1_goal`
-        m = len(priors)
+        m = len(check_priors(priors))
         names = [f'{what}class {i}' for what in ('', 'hits of ', 'predictions of ') for i in range(m)]
         FunctionGoal.__init__(self, priors, target_priors, names, sets=3, parts=[('simplex', m), ('average', 2 * m)])
 
@@ -333,7 +345,8 @@ def prices(self:WorstF1, multipliers): # (..., 3m)
     known = ~hits.isnan()
     measured, worst = known.any(-1, keepdim=True), nanmin(self.outcomes(multipliers)).nan_to_num(0.)[..., None]
     each = multipliers[..., :self.m] / whole.where(measured, 2 * self.target_priors)
-    return torch.cat([2 * each, -(worst * each).where(known, 0)], -1)
+    right = _filled(2 * each * self.target_priors, known, self.target_priors) / self.target_priors
+    return torch.cat([right.where(measured, 2 * each), -(worst * each).where(known, 0)], -1)
 
 # %% ../nbs/02b_goals.ipynb #0d6eba3c
 @patch
@@ -355,24 +368,37 @@ def worst_f1_goal(priors, target_priors=None): # (m,) training priors; (m,) clas
     "Maximise the smallest of the classes' F1"
     return WorstF1(priors, target_priors)
 
-# %% ../nbs/02b_goals.ipynb #1a8a0948
+# %% ../nbs/02b_goals.ipynb #04a3448c
+class RecallAtPrecision(Problem):
+    "Maximise one class's recall while its precision is at least tau; a second constraint, always met, has the price that sets a threshold"
+    def __init__(self, priors, tau, class_index, target_priors=None, accuracy=.01): # As for `recall_at_precision`
+        p = _class_mix(priors, target_priors)
+        _number(class_index, 'class_index', lambda x: 0 <= x < len(p) and x == int(x), f'be one of the classes 0..{len(p) - 1}')
+        _number(accuracy, 'accuracy', lambda x: 0 <= x < math.inf, 'be 0 or more')
+        tau = _targets(tau, 'tau', len(p))
+        if isinstance(tau, torch.Tensor): tau = tau[class_index].item()
+        one = torch.zeros_like(p).index_fill(0, torch.tensor(int(class_index)), 1.)
+        self.prior, named = p[int(class_index)].item(), one.expand(len(p), -1)
+        precise = (torch.diag(one) - tau * named) / self.prior
+        names = [f'class {class_index}', f'predictions of class {class_index}']
+        super().__init__(torch.diag(one / p + accuracy), torch.stack([precise, -named]), [0., -1.], priors, target_priors, names=names)
+
+    def variations(self, multipliers): # Thresholds of the class's probability, which need not be right
+        t = torch.linspace(-6, 6, 97, dtype=torch.float64).sigmoid() / self.prior
+        return torch.stack([0 * t, t], 1)
+
+# %% ../nbs/02b_goals.ipynb #8b10de43
 def recall_at_precision(
     priors, # (m,) training priors
-    tau, # Smallest precision allowed
+    tau, # Smallest precision allowed, in [0, 1]; of (m,) numbers, that of the class
     class_index, # Of which class
     target_priors=None, # (m,) class mix at which precision is meant
     accuracy=.01 # What accuracy counts beside the recall, so that the other classes are told apart
 ):
     "Maximise one class's recall while its precision is at least tau"
-    p = _class_mix(priors, target_priors)
-    _number(class_index, 'class_index', lambda x: x == int(x) and 0 <= x < len(p), f'be one of the classes 0..{len(p) - 1}')
-    tau = _targets(tau, 'tau', len(p))
-    if isinstance(tau, torch.Tensor): tau = tau[class_index].item()
-    one = torch.zeros_like(p).index_fill(0, torch.tensor(int(class_index)), 1.)
-    return ClassProblem(priors, target_priors, objective=one / p + accuracy, diag=one / p, column=-tau * one / p,
-        groups=(one - 1).long(), b=[0.], names=[f'class {class_index}'])
+    return RecallAtPrecision(priors, tau, class_index, target_priors, accuracy)
 
-# %% ../nbs/02b_goals.ipynb #8a1120e5
+# %% ../nbs/02b_goals.ipynb #3f20bc4c
 class Constrained(Problem):
     "A goal, under the constraints of another problem"
     def __init__(self, goal, constraints): # As for `constrained`
@@ -392,14 +418,14 @@ class Constrained(Problem):
 
     def _overall(self, earned, values): return self.goal._overall(earned, self._split(values)[0])
 
-# %% ../nbs/02b_goals.ipynb #2224bdfc
+# %% ../nbs/02b_goals.ipynb #a9b5bd53
 @patch
 def prices(self:Constrained, multipliers): return self._each(lambda problem, x: problem.prices(x), multipliers)
 
 @patch
 def example(self:Constrained): return torch.cat([self.goal.example(), self.constraints.example()])
 
-# %% ../nbs/02b_goals.ipynb #d238381b
+# %% ../nbs/02b_goals.ipynb #02e649ea
 @patch
 def outcomes(self:Constrained, values): return self.goal.outcomes(self._split(values)[0])
 
@@ -414,7 +440,7 @@ def tangents(self:Constrained, values):
     offsets, weights = self.goal.tangents(self._split(values)[0])
     return offsets, torch.nn.functional.pad(weights, (0, self.constraints.k))
 
-# %% ../nbs/02b_goals.ipynb #c97c8131
+# %% ../nbs/02b_goals.ipynb #ab7f10bb
 @patch
 def _matrix(self:Constrained, multipliers):
     own, prices = self._split(multipliers)
@@ -428,10 +454,13 @@ def _evaluate(self:Constrained, C, complete=False):
 @patch
 def _effect(self:Constrained, mean): return torch.cat([x._effect(mean) for x in (self.goal, self.constraints)])
 
-# %% ../nbs/02b_goals.ipynb #c3d48e5d
+# %% ../nbs/02b_goals.ipynb #215708b9
 @patch
 def move(self:Constrained, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
     own = len(self.goal.parts)
+    if isinstance(step_size, list) and len(step_size) != len(self.parts):
+        raise InputError(f'{len(step_size)} step sizes for {len(self.parts)} parts of the multipliers; '
+            'give one for each')
     steps = (step_size[:own], step_size[own:]) if isinstance(step_size, list) else (step_size, step_size)
     of = dict(zip((self.goal, self.constraints), steps))
     return self._each(lambda problem, x, v: problem.move(x, v, of[problem], floor, max_multiplier), multipliers, violations)
@@ -442,7 +471,7 @@ def to(self:Constrained, device): # Any torch device
     there.goal, there.constraints = self.goal.to(device), self.constraints.to(device)
     return there
 
-# %% ../nbs/02b_goals.ipynb #2eb14def
+# %% ../nbs/02b_goals.ipynb #358e9321
 def constrained(
     goal, # Any `Problem`: its objective is maximised
     constraints # A `Problem` whose constraints are added; its own objective does not count

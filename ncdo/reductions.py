@@ -41,6 +41,8 @@ def move(self:Problem, multipliers, violations, step_size, floor=1e-6, max_multi
     "Where one step takes the multipliers of this problem; parameters as for `update_multipliers`, or a list with a step size for each part"
     steps = step_size
     if not isinstance(steps, list): steps = [min(step_size, NEWEST) if domain == 'average' else step_size for domain, _ in self.parts]
+    if len(steps) != len(self.parts):
+        raise InputError(f'{len(steps)} step sizes for {len(self.parts)} parts of the multipliers; give one for each')
     new = [update_multipliers(multipliers[..., part], violations[..., part], step, domain, floor, max_multiplier)
         for (domain, part), step in zip(self.parts, steps)]
     return new[0] if len(new) == 1 else torch.cat(new, -1)
@@ -293,7 +295,7 @@ def best_mixture(
         if not problem.concave and met(w): new = max([w + share * (new - w) for share in np.linspace(.01, 1, 100)], key=worth)
         w, gained = new, worth(new) - worth(best)
         if gained > 0 or not met(best): best = w
-        if (bound - worth(best) if problem.concave else gained) < 1e-9: break
+        if (bound - worth(best) if problem.concave else gained) < 1e-7: break
     return _fewest(best, points[:, np.append(problem.domain == 'nonnegative', known.numpy())])
 
 # %% ../nbs/02_reductions.ipynb #c621ff5f
