@@ -418,14 +418,14 @@ class Constrained(Problem):
 
     def _overall(self, earned, values): return self.goal._overall(earned, self._split(values)[0])
 
-# %% ../nbs/02b_goals.ipynb #a9b5bd53
+# %% ../nbs/02b_goals.ipynb #892751bc
 @patch
 def prices(self:Constrained, multipliers): return self._each(lambda problem, x: problem.prices(x), multipliers)
 
 @patch
 def example(self:Constrained): return torch.cat([self.goal.example(), self.constraints.example()])
 
-# %% ../nbs/02b_goals.ipynb #02e649ea
+# %% ../nbs/02b_goals.ipynb #4b251311
 @patch
 def outcomes(self:Constrained, values): return self.goal.outcomes(self._split(values)[0])
 
@@ -440,7 +440,7 @@ def tangents(self:Constrained, values):
     offsets, weights = self.goal.tangents(self._split(values)[0])
     return offsets, torch.nn.functional.pad(weights, (0, self.constraints.k))
 
-# %% ../nbs/02b_goals.ipynb #ab7f10bb
+# %% ../nbs/02b_goals.ipynb #f4e3d9d6
 @patch
 def _matrix(self:Constrained, multipliers):
     own, prices = self._split(multipliers)
@@ -454,7 +454,7 @@ def _evaluate(self:Constrained, C, complete=False):
 @patch
 def _effect(self:Constrained, mean): return torch.cat([x._effect(mean) for x in (self.goal, self.constraints)])
 
-# %% ../nbs/02b_goals.ipynb #215708b9
+# %% ../nbs/02b_goals.ipynb #1165e5b1
 @patch
 def move(self:Constrained, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
     own = len(self.goal.parts)
@@ -471,7 +471,7 @@ def to(self:Constrained, device): # Any torch device
     there.goal, there.constraints = self.goal.to(device), self.constraints.to(device)
     return there
 
-# %% ../nbs/02b_goals.ipynb #358e9321
+# %% ../nbs/02b_goals.ipynb #849ebb2b
 def constrained(
     goal, # Any `Problem`: its objective is maximised
     constraints # A `Problem` whose constraints are added; its own objective does not count

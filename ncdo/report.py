@@ -28,6 +28,7 @@ def in_words(target, names, most=8): # Number, or (k,); names of the k; how many
     if len(others) > most: others = [*others[:most], f'and {len(others) - most} more']
     return percent(rest) + (f" ({', '.join(others)})" if others else '')
 
+# %% ../nbs/07b_report.ipynb #67c3fb93
 class Run:
     "A finished run, read back from its folder"
     def __init__(self, folder):

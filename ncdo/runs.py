@@ -151,6 +151,7 @@ def check_model(model): # Name of a network
     "Refuse a name that nothing can be built from"
     if model_source(model) == 'ncdo': build(model, (1, 8, 8), 2, [0])
 
+# %% ../nbs/07_runs.ipynb #37d6c4f3
 @dataclasses.dataclass(frozen=True)
 class Spec:
     "Everything that decides the outcome of a run"
