@@ -113,17 +113,28 @@ def alpha_fair_goal(
     _number(floor, 'floor', lambda x: 0 <= x < 1, 'be at least 0 and less than 1')
     return RecallGoal(priors, target_priors, value=value, slope=slope, floor=floor)
 
-# %% ../nbs/02b_goals.ipynb #2dc56558
-def geometric_mean_goal(priors, target_priors=None, floor=None): # As for `alpha_fair_goal`
+# %% ../nbs/02b_goals.ipynb #8a04c0e7
+def geometric_mean_goal(
+    priors, # (m,) training priors
+    target_priors=None, # (m,); recalls do not depend on it
+    floor=None # Recall below which a class gains no more weight; exp(-5) unless given
+):
     "Maximise the geometric mean of the recalls (G-mean)"
     return alpha_fair_goal(priors, 1, target_priors, floor)
 
-def harmonic_mean_goal(priors, target_priors=None, floor=None): # As for `alpha_fair_goal`
+def harmonic_mean_goal(
+    priors, # (m,) training priors
+    target_priors=None, # (m,); recalls do not depend on it
+    floor=None # Recall below which a class gains no more weight; exp(-5/2) unless given
+):
     "Maximise the harmonic mean of the recalls (H-mean)"
     return alpha_fair_goal(priors, 2, target_priors, floor)
 
-# %% ../nbs/02b_goals.ipynb #9f2614e8
-def quadratic_mean_goal(priors, target_priors=None): # (m,) training priors
+# %% ../nbs/02b_goals.ipynb #f4f17980
+def quadratic_mean_goal(
+    priors, # (m,) training priors
+    target_priors=None # (m,); recalls do not depend on it
+):
     "Maximise 1 less the quadratic mean of the misses, 1 - sqrt(mean (1 - recall)^2) (Q-mean)"
     size = lambda missed: (missed ** 2).nanmean(-1).sqrt()
     def slope(recalls):
@@ -302,8 +313,11 @@ def micro_f1_goal(
     stretch = lambda rows, hits, named: whole(rows, named) / (1 - rows[background])
     return RatioGoal(priors, target_priors, value=value, slope=slope, stretch=stretch)
 
-# %% ../nbs/02b_goals.ipynb #9137c999
-def macro_f1_goal(priors, target_priors=None): # (m,) training priors; (m,) class mix at which F1 is meant
+# %% ../nbs/02b_goals.ipynb #cbe964f0
+def macro_f1_goal(
+    priors, # (m,) training priors
+    target_priors=None # (m,) class mix at which F1 is meant
+):
     "Maximise the mean of the classes' F1"
     value = lambda rows, hits, named: (2 * hits / (rows + named)).nanmean(-1)
     def slope(rows, hits, named):
@@ -311,7 +325,10 @@ def macro_f1_goal(priors, target_priors=None): # (m,) training priors; (m,) clas
         return each, -each * hits / (rows + named)
     return RatioGoal(priors, target_priors, value=value, slope=slope)
 
-def mean_iou_goal(priors, target_priors=None): # (m,) training priors; (m,) class mix at which IoU is meant
+def mean_iou_goal(
+    priors, # (m,) training priors
+    target_priors=None # (m,) class mix at which IoU is meant
+):
     "Maximise the mean of the classes' intersection over union"
     union = lambda rows, hits, named: rows + named - hits
     def slope(*x):
@@ -363,8 +380,11 @@ def gap(self:WorstF1, multipliers, C): # (3m,); (m, m) confusion of the best res
     value = (multipliers[..., :self.m] * (2 * hits - nanmin(F) * own) / whole).nansum(-1)
     return value * (whole / self.target_priors).amax(-1)
 
-# %% ../nbs/02b_goals.ipynb #c239741e
-def worst_f1_goal(priors, target_priors=None): # (m,) training priors; (m,) class mix at which F1 is meant
+# %% ../nbs/02b_goals.ipynb #dd9e438c
+def worst_f1_goal(
+    priors, # (m,) training priors
+    target_priors=None # (m,) class mix at which F1 is meant
+):
     "Maximise the smallest of the classes' F1"
     return WorstF1(priors, target_priors)
 

@@ -203,14 +203,23 @@ class Spec:
     def goal(self): return GOALS[self.objective]
     @property
     def asks(self): return self.goal.asks + (GOALS[self.constraint].asks if self.constraint else ()) # Fields that the goal has a use for
-    def data(self, root=None): return load(self.dataset, root, self.split_seed, self.image_size)
-    def class_groups(self, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
-    def worst_of(self, m): return self.worst_k or max(2, m // 10)
 
-    def shown_groups(self, priors):
-        "Head and tail to report on, each of at least one class"
-        one = 1 / len(priors)
-        return head_tail_groups(priors, min(max(self.tail, one), 1 - one))
+# %% ../nbs/07_runs.ipynb #86fd3481
+@patch
+def data(self:Spec, root=None): return load(self.dataset, root, self.split_seed, self.image_size)
+
+@patch
+def class_groups(self:Spec, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
+
+# %% ../nbs/07_runs.ipynb #860477c1
+@patch
+def worst_of(self:Spec, m): return self.worst_k or max(2, m // 10)
+
+@patch
+def shown_groups(self:Spec, priors):
+    "Head and tail to report on, each of at least one class"
+    one = 1 / len(priors)
+    return head_tail_groups(priors, min(max(self.tail, one), 1 - one))
 
 # %% ../nbs/07_runs.ipynb #7a46e7c5
 @patch
