@@ -6,13 +6,15 @@
 __all__ = ['GOALS', 'GROWTH', 'SIZES', 'PASSES', 'interleaved_times', 'interleaved_medians', 'loss_candidates', 'step',
            'time_losses', 'time_update', 'post_shift_call', 'time_post_shift', 'plot_growth', 'report_losses',
            'report_post_shift', 'random_stack', 'forward_costs', 'limits', 'time_repeated', 'time_training',
-           'report_training', 'most_memory', 'class_costs', 'in_new_process', 'report_classes', 'main']
+           'report_training', 'most_memory', 'class_costs', 'in_new_process', 'report_classes', 'goal_updates',
+           'report_goals', 'main']
 
 # %% ../nbs/09_bench.ipynb #ba3416fa
 import argparse, json, random, statistics, subprocess, sys, time, torch, warnings
 from functools import partial
 from pathlib import Path
 from torch import nn
+from types import SimpleNamespace
 from torch.utils.flop_counter import FlopCounterMode
 from .gains import balanced_coverage_constraint, confusion_matrix, coverage_constraint, precision_constraint, worst_case_recall
 from .data import Data
@@ -21,7 +23,7 @@ from .postshift import post_shift
 from .reductions import SaddlePoint
 from .networks import build
 from .stacks import Stack, pick_device
-from .training import Member, Recipe
+from .training import Goals, Member, Recipe
 
 # %% ../nbs/09_bench.ipynb #fcf71c64
 def interleaved_times(
@@ -285,9 +287,32 @@ def report_classes(classes=(1000, 10_000)): # Numbers of classes
             print(f'{goal:18} {m:6} classes: update {1000 * costs["update"]:8.1f} ms, loss forward and backward {1000 * costs["step"]:6.1f} ms, '
                 f'memory {costs["memory"] / 2 ** 20:6.0f} MiB = {costs["memory"] / (8 * m ** 2):.1f} m × m matrices', flush=True)
 
+# %% ../nbs/09_bench.ipynb #b6207860
+def goal_updates(m): # Classes
+    "{goal: {what: function of nothing that makes one update}} for each goal by name that has multipliers"
+    from ncdo.runs import GOALS as NAMED, Spec
+    priors, found = torch.arange(1, m + 1).double().flip(0), {}
+    priors = priors / priors.sum()
+    C = .5 * priors.diag() + .5 * priors.outer(priors)
+    data = SimpleNamespace(num_classes=m, priors=priors)
+    for name in (n for n, goal in NAMED.items() if goal.measured):
+        problem = Spec(objective=name).problem(priors)
+        reduction, goals = SaddlePoint(problem), Goals([Member(data, problem, 'auto')], 10_000, 'cpu', torch.float32, check=False)
+        found[name] = dict(loop=lambda r=reduction: r.update(C), stack=lambda g=goals: g.move(C[None]))
+    return found
+
+def report_goals(m=1000): # Classes
+    "Print what an update costs for each goal, over the worst case's"
+    torch.set_num_threads(1)
+    updates, costs = goal_updates(m), {}
+    for what in ('loop', 'stack'): costs[what] = interleaved_medians({name: f[what] for name, f in updates.items()}, 7, 2)
+    base = {what: c['worst-case-recall'] for what, c in costs.items()}
+    print(f'{m} classes; worst-case-recall takes {1000 * base["loop"]:.1f} ms in a loop, {1000 * base["stack"]:.1f} ms in a stack (tables of the loss too); times that:')
+    for name in updates: print(f'{name:20} loop {costs["loop"][name] / base["loop"]:6.2f}   stack {costs["stack"][name] / base["stack"]:6.2f}')
+
 # %% ../nbs/09_bench.ipynb #ea64f5e3
 def main(arguments=None):
-    "python -m ncdo.bench losses | postshift | training | classes"
+    "python -m ncdo.bench losses | postshift | training | classes | goals"
     parser = argparse.ArgumentParser(prog='python -m ncdo.bench', description=__doc__)
     commands = parser.add_subparsers(dest='what', required=True)
     commands.add_parser('losses', help='every loss against CrossEntropyLoss')
@@ -297,10 +322,12 @@ def main(arguments=None):
     training.add_argument('--stacks', type=int, nargs='*', default=[4, 8, 12])
     for option, value in dict(side=32, classes=10, update_every=32).items(): training.add_argument('--' + option.replace('_', '-'), type=int, default=value)
     commands.add_parser('classes', help='time and memory of 1,000 and 10,000 classes')
+    commands.add_parser('goals', help='an update of each goal, at 1,000 classes')
     given = parser.parse_args(arguments)
     if given.what == 'losses': report_losses()
     if given.what == 'postshift': report_post_shift(given.plot)
     if given.what == 'classes': report_classes()
+    if given.what == 'goals': report_goals()
     if given.what == 'training': report_training(given.model, given.stacks, None, given.side, given.classes, given.update_every)
 
 if __name__ == '__main__' and '__file__' in globals(): main()
