@@ -512,6 +512,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'ncdo.reductions._read_state': ('reductions.html#_read_state', 'ncdo/reductions.py'),
                                  'ncdo.reductions._refuse': ('reductions.html#_refuse', 'ncdo/reductions.py'),
                                  'ncdo.reductions.best_mixture': ('reductions.html#best_mixture', 'ncdo/reductions.py'),
+                                 'ncdo.reductions.for_parts': ('reductions.html#for_parts', 'ncdo/reductions.py'),
                                  'ncdo.reductions.lambda_step': ('reductions.html#lambda_step', 'ncdo/reductions.py'),
                                  'ncdo.reductions.plot_history': ('reductions.html#plot_history', 'ncdo/reductions.py'),
                                  'ncdo.reductions.update_multipliers': ('reductions.html#update_multipliers', 'ncdo/reductions.py')},

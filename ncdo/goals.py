@@ -12,7 +12,7 @@ __all__ = ['STRENGTHS', 'FunctionGoal', 'RecallGoal', 'alpha_fair_goal', 'geomet
 import math, torch
 from fastcore.basics import patch
 from .gains import ClassProblem, InputError, Problem, _class_mix, _number, _targets, check_priors, nanmin, recall
-from .reductions import SaddlePoint
+from .reductions import SaddlePoint, for_parts
 
 # %% ../nbs/02b_goals.ipynb #8a04165d
 class FunctionGoal(Problem):
@@ -482,6 +482,7 @@ def move(self:Constrained, multipliers, violations, step_size, floor=1e-6, max_m
         raise InputError(f'{len(step_size)} step sizes for {len(self.parts)} parts of the multipliers; '
             'give one for each')
     steps = (step_size[:own], step_size[own:]) if isinstance(step_size, list) else (step_size, step_size)
+    if isinstance(step_size, list): steps = for_parts(steps[0], self.goal), for_parts(steps[1], self.constraints)
     of = dict(zip((self.goal, self.constraints), steps))
     return self._each(lambda problem, x, v: problem.move(x, v, of[problem], floor, max_multiplier), multipliers, violations)
 

@@ -13,7 +13,7 @@ from sklearn.model_selection import KFold, check_cv
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data, _check_sample_weight
 from .gains import ClassProblem, InputError, Problem, _labels, _number, _tensor, bayes_rule, worst_case_recall
-from .reductions import SaddlePoint
+from .reductions import SaddlePoint, for_parts
 
 # %% ../nbs/05_postshift.ipynb #be0d953e
 def shifted_scores(
@@ -168,7 +168,8 @@ def _climb(game, sample, updates):
     for domain, part in parts:
         if domain == 'simplex': game.multipliers[part] = game.problem.share[part]
     for step, first, last in zip(RUNGS, shares, shares[1:]):
-        game.step_size = [step * _typical_margin(game.problem, sample, *part) for part in parts]
+        steps = [step * _typical_margin(game.problem, sample, *part) for part in parts]
+        game.step_size = for_parts(steps, game.problem)
         _play(game, sample, last - first)
         late = [h['multipliers'] for h in game.history[(first + last) // 2 + 1:]]
         late = torch.stack([*late, game.multipliers])

@@ -678,3 +678,17 @@ def test_pairwise_is_what_a_stack_trains_ratios_with(name):
     assert member.kind == 'pairwise' and torch.allclose(goals.losses(s, target)[0], plain(s[0], target[0]), atol=1e-12)
     labels = torch.rand(1, 7, 10, dtype=torch.float64).softmax(-1)
     assert torch.allclose(goals.losses(s, labels)[0], plain(s[0], labels[0]), atol=1e-12)
+
+def test_a_goal_whose_move_takes_a_number_is_given_one():
+    "A `Problem` of one's own that moves in its own way plays in a post-shift, alone and under constraints"
+    seen = []
+    class Own(ClassProblem):
+        def move(self, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
+            seen.append(step_size)
+            return (multipliers + step_size / 2 * violations.nan_to_num()).clamp(0, max_multiplier)
+    priors, p = [.5, .3, .2], torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    own = Own(priors, objective=1., diag=1., b=[.1, .1, .1])
+    for problem in (own, constrained(geometric_mean_goal(priors), own)):
+        seen.clear()
+        post_shift(problem, p, torch.arange(60) % 3, iterations=16)
+        assert seen and all(isinstance(x, float) for x in seen)
