@@ -6,7 +6,7 @@ from toys import (TOYS, answer, as_it_came, best_mixture_of, best_threshold, bes
 from torch.utils._python_dispatch import TorchDispatchMode
 from types import SimpleNamespace
 from ncdo.data import load
-from ncdo.gains import InputError, bayes_rule, confusion_matrix, coverage_constraint, recall, recall_constraint, worst_case_recall
+from ncdo.gains import ClassProblem, InputError, bayes_rule, confusion_matrix, coverage_constraint, recall, recall_constraint, worst_case_recall
 from ncdo.goals import (alpha_fair_goal, constrained, frank_wolfe, geometric_mean_goal, harmonic_mean_goal, macro_f1_goal, mean_iou_goal, micro_f1_goal,
     quadratic_mean_goal, recall_at_precision, soft_min_goal, worst_f1_goal, worst_k_goal)
 from ncdo.losses import CostSensitiveLoss, pairwise_diagonal
