@@ -70,6 +70,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                           'ncdo.cli.given_targets': ('cli.html#given_targets', 'ncdo/cli.py'),
                           'ncdo.cli.given_to': ('cli.html#given_to', 'ncdo/cli.py'),
                           'ncdo.cli.is_of_another': ('cli.html#is_of_another', 'ncdo/cli.py'),
+                          'ncdo.cli.listed': ('cli.html#listed', 'ncdo/cli.py'),
                           'ncdo.cli.main': ('cli.html#main', 'ncdo/cli.py'),
                           'ncdo.cli.options_of': ('cli.html#options_of', 'ncdo/cli.py'),
                           'ncdo.cli.paper': ('cli.html#paper', 'ncdo/cli.py'),

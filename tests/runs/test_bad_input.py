@@ -185,7 +185,7 @@ CASES = { # chkstyle: ignore-node
     'another such': (options('--objective', 'balanced-coverage', '--loss', 'softmax-shifted'), 'not a diagonal plus equal rows'),
     'unknown preset': (options('--preset', 'large'), "unknown preset 'large'"),
     'head and tail for recall': (options('--objective', 'recall', '--groups', 'head-tail'), '--groups is for worst-case-recall and balanced-coverage, not for recall'),
-    'target of another goal': (options('--tau', '.9'), '--tau is for recall and precision, not for worst-case-recall'),
+    'target of another goal': (options('--tau', '.9'), '--tau is for recall, precision and recall-at-precision, not for worst-case-recall'),
     'share of another goal': (options('--objective', 'precision', '--fraction', '.9'), '--fraction is for coverage and balanced-coverage, not for precision'),
     'seed x': (options('--seed', 'x'), "Invalid value for '--seed'"),
     'unknown option': (options('--colour', 'red'), '--colour'),
