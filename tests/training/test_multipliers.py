@@ -7,7 +7,7 @@ from ncdo.stacks import Stack, fit
 from ncdo.training import Member, Recipe
 
 RECIPE = Recipe(steps=120, batch_size=32, update_every=4)
-LOSS = {name: 'logit-adjusted' for name in GOALS} | {'precision': 'hybrid-b', 'coverage': 'hybrid-a', 'balanced-coverage': 'hybrid-b'}
+LOSS = {name: 'auto' for name in GOALS} | {'worst-case-recall': 'logit-adjusted', 'precision': 'hybrid-b', 'coverage': 'hybrid-a', 'balanced-coverage': 'hybrid-b'}
 MEASURED = [name for name, goal in GOALS.items() if goal.measured]
 
 
@@ -54,5 +54,5 @@ def test_the_stack_moves_multipliers_as_saddle_point_does(trained, objective):
             assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14, equal_nan=True), (member.loss, spec.groups, name)
         assert torch.allclose(results[k].reduction.multipliers, game.multipliers, rtol=1e-12, atol=1e-14)
         assert results[k].reduction.best == game.best and results[k].reduction.feasible == game.feasible
-        far.append((game.history[0]['multipliers'] - game.multipliers).abs().max())
+        far.append((game.history[0]['multipliers'].nan_to_num() - game.multipliers).abs().max())
     assert max(far) > .01 # They moved
