@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['app', 'SHIFTED', 'summary', 'check_place', 'check_device', 'whole_or_nothing', 'listed', 'check_asked',
            'is_of_another', 'options_of', 'with_options', 'given_targets', 'asked_for', 'train', 'described',
-           'postshift', 'paper', 'draw_what_changed', 'shown_path', 'given_parameters', 'given_to', 'report', 'predict',
-           'export', 'main']
+           'ensemble', 'postshift', 'paper', 'draw_what_changed', 'shown_path', 'given_parameters', 'given_to',
+           'report', 'predict', 'export', 'main']
 
 # %% ../nbs/08_cli.ipynb #56b3a4ca
 import contextlib, dataclasses, inspect, json, os, sys, torch, warnings
@@ -18,8 +18,9 @@ except ImportError: sys.exit("ncdo: the command line needs more than the core; p
 from .data import DATASETS, load, locate
 from .gains import InputError
 from .losses import KINDS
-from .runs import GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Spec, differences, one_of, post_shift_run, read_record, recipe_spec, same_data
-from .schedule import compute, run_stack, runs_in
+from .runs import (GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, differences, ensemble_run, one_of,
+    post_shift_run, read_record, recipe_spec, same_data)
+from .schedule import compute, pack, run_stack, runs_in
 from ncdo.studies import (borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs, studies, studies_at, study_files, study_fingerprint,
     study_runs)
 from .common import check_value, optional, write_atomically
@@ -66,13 +67,16 @@ def check_device(device): # 'cpu', 'cuda', 'cuda:1' or None
         raise InputError(f"there is no device '{device}' here; use cpu, cuda, or cuda:0, cuda:1, ... as far as there are GPUs, or leave out --device")
 
 @contextlib.contextmanager
-def whole_or_nothing(out): # A run's folder
+def whole_or_nothing(*folders): # Of runs
     "If a file cannot be written, take away what is half there"
     try: yield
     except OSError as e:
-        for half in ('scores.npz', 'weights.safetensors'): (out / half).unlink(missing_ok=True)
-        if out.is_dir() and not any(out.iterdir()): out.rmdir()
-        raise InputError(f'{e.filename or out} cannot be written ({e.strerror}); make room there, or choose another --out') from None
+        for folder in folders:
+            if (folder / 'record.json').exists(): continue
+            for half in ('scores.npz', 'weights.safetensors'): (folder / half).unlink(missing_ok=True)
+            if folder.is_dir() and not any(folder.iterdir()): folder.rmdir()
+        raise InputError(f'{e.filename or folders[-1]} cannot be written ({e.strerror}); '
+            'make room there, or choose another --out') from None
 
 # %% ../nbs/08_cli.ipynb #76732eec
 def listed(names): return ' and '.join(filter(None, [', '.join(names[:-1]), names[-1]])) # a, b and c
@@ -85,9 +89,9 @@ def check_asked(objective, given): # Name; {option: value}
         if name in asks and not {*asked} & {*asks[name]} and (name, value) != ('groups', 'class'):
             raise InputError(f"--{name.replace('_', '-')} is for {listed(asks[name])}, not for {objective}; leave it out")
 
-def is_of_another(checkpoint, spec): # File; `Spec`
-    "Does it hold another run? Not known, so no, if it cannot be read"
-    try: return spec.id not in runs_in(checkpoint)
+def is_of_another(checkpoint, specs): # File; runs of one stack
+    "Does it hold other runs? Not known, so no, if it cannot be read"
+    try: return [s.id for s in specs] != runs_in(checkpoint)
     except InputError: return False
 
 # %% ../nbs/08_cli.ipynb #12a4eaed
@@ -141,16 +145,23 @@ def train(
     epochs: float = typer.Option(None, help='training epochs, instead of steps'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given"),
     resume: bool = typer.Option(False, '--resume', help='go on with an unfinished run in --out'),
+    ensemble: int = typer.Option(1, help='train so many models, from as many seeds, that predict together'),
+    shared: bool = typer.Option(False, '--shared', help='with --ensemble: its confusion matrix moves the multipliers of all'),
     **given
 ):
-    "Train one model for a goal and write its record"
+    "Train one model for a goal, or an ensemble, and write its record"
     check_place(out)
     check_device(device)
     given = asked_for(given)
     check_asked(objective, given)
     if epochs is not None: check_value('epochs', epochs, 'positive')
     spec, loaded = described(dataset, objective, loss, seed, preset, teacher, epochs, data, given)
-    record = _on_record(out, spec, loaded) or _trained(spec, out, data, device, resume, teacher)
+    check_value('ensemble', ensemble, 'count')
+    if shared and ensemble < 2: raise InputError('--shared is for an ensemble; add --ensemble 4, say')
+    seeds = [spec.seed + k for k in range(ensemble)]
+    members = Ensemble(tuple(dataclasses.replace(spec, seed=s, team=seeds if shared else ()) for s in seeds))
+    how = data, device, resume, {spec.teacher: teacher}
+    record = _on_record(out, members, loaded) or _trained(members, out, *how)
     print('\n'.join(summary(record, loaded.class_names, out / 'record.json')))
 
 # %% ../nbs/08_cli.ipynb #0b131778
@@ -159,8 +170,8 @@ def described(dataset, objective, loss, seed, preset, teacher, epochs, data, giv
     dataset = locate(dataset)
     if preset and dataset not in DATASETS: raise InputError(f"preset '{preset}' is for {', '.join(DATASETS)}; your own images have a recipe of their own")
     preset = preset or next((p for p in ('quick', 'paper') if dataset in PRESETS[p]), None)
-    if teacher: given |= _taught(teacher, given.get('split_seed'))
-    own = None if dataset in DATASETS else load(dataset, data, given.get('split_seed', 0), given.get('image_size'))
+    if teacher: given |= _taught(teacher, given)
+    own = None if dataset in DATASETS else load(dataset, data, *[given.get(k, getattr(Spec, k)) for k in ('split_seed', 'image_size', 'swapped')])
     spec = recipe_spec(preset, dataset, objective, loss, seed, own, **given)
     loaded = own or spec.data(data)
     steps = round(epochs * len(loaded.train) / spec.recipe.batch_size) if epochs else given.get('steps')
@@ -168,36 +179,69 @@ def described(dataset, objective, loss, seed, preset, teacher, epochs, data, giv
     if own and steps and 'update_every' not in given: pace['update_every'] = -(-steps // UPDATES)
     return dataclasses.replace(spec, recipe=dataclasses.replace(spec.recipe, **pace)).settled(loaded.class_names), loaded
 
-def _taught(teacher, split_seed): # Folder of a finished run; the split asked for, or None
+def _taught(teacher, given): # Folder of a finished run; {option: value}
     "What a student takes over from its teacher"
     taught = read_record(teacher)
     if taught is None: raise InputError(f'{teacher} holds no record of a finished run to learn from')
-    theirs = taught['spec']['split_seed']
-    if split_seed not in (None, theirs): raise InputError(f"--split-seed is {split_seed}, the teacher's {theirs}; leave it out")
-    return dict(teacher=taught['id'], split_seed=theirs)
+    found = dict(teacher='+'.join(taught.get('members', [taught['id']])))
+    for name in ('split_seed', 'swapped'):
+        found[name] = theirs = taught['spec'].get(name, getattr(Spec, name))
+        if given.get(name, theirs) != theirs:
+            raise InputError(f"--{name.replace('_', '-')} is {given[name]}, the teacher's {theirs}; leave it out")
+    return found
 
 # %% ../nbs/08_cli.ipynb #851991a7
-def _on_record(out, spec, loaded): # Folder; `Spec`; `Data`
-    "The record, if the folder holds this run already"
-    record = read_record(out)
+def _on_record(out, runs, loaded): # Folder; `Ensemble`, maybe of one run; `Data`
+    "The record, if the folder holds this run or ensemble already"
+    record, spec = read_record(out), runs.members[0]
     if record is None: return None
-    if record['id'] != spec.id and (found := differences(record, spec)): raise InputError(f'{out} holds the record of another run ({found}); choose another --out')
+    there, wanted = len(record.get('members', [0])), len(runs.members)
+    if there != wanted: raise InputError(f'{out} holds the record of {there} runs together, not of {wanted}; choose another --out')
+    is_this = record['id'] == (spec.id if wanted == 1 else runs.id)
+    if not is_this and (found := differences(record, spec)): raise InputError(f'{out} holds the record of another run ({found}); choose another --out')
     same_data(record, loaded, out)
-    if record['id'] != spec.id: raise InputError(f"{out} holds a run of {spec.model} as its source was then; bring that back, or choose another --out")
+    if not is_this: raise InputError(f"{out} holds a run of {spec.model} as its source was then; bring that back, or choose another --out")
     (out / 'checkpoint.safetensors').unlink(missing_ok=True)
     print(f'ncdo: {out} holds this run already; nothing was trained', file=sys.stderr)
     return record
 
-def _trained(spec, out, data, device, resume, teacher): # As `ncdo train` has them
-    "The record of a run that is trained now, or gone on with"
+def _trained(runs, out, data, device, resume, teachers): # `Ensemble`, maybe of one run; the rest as `run_stack` has it
+    "The record of a run or an ensemble that is trained now, or gone on with"
     from tqdm.auto import tqdm
-    checkpoint = out / 'checkpoint.safetensors'
-    if checkpoint.exists() and not resume:
-        mend = f'remove {checkpoint}, for it has other options than these' if is_of_another(checkpoint, spec) else 'add --resume to go on with it'
-        raise InputError(f'{out} holds an unfinished run; {mend}, or choose another --out')
-    title = f'{Path(spec.dataset).name}, {spec.objective}, {spec.loss}'
-    with tqdm(total=spec.recipe.steps, unit='step', desc=title, disable=None) as bar, whole_or_nothing(out):
-        return run_stack([spec], [out], data, device, bar.update, checkpoint, {spec.teacher: teacher}, weights=True)[0]
+    specs = runs.members
+    folders = [out] if len(specs) == 1 else [out / f'seed-{s.seed}' for s in specs]
+    place = dict(zip(specs, folders))
+    stacks = [(stack, place[stack[0]] / 'checkpoint.safetensors') for stack in pack(specs)]
+    for stack, checkpoint in stacks: _check_unfinished(out, stack, checkpoint, resume)
+    title = f'{Path(specs[0].dataset).name}, {specs[0].objective}, {specs[0].loss}'
+    steps = specs[0].recipe.steps * len(stacks)
+    with tqdm(total=steps, unit='step', desc=title, disable=None) as bar, whole_or_nothing(*folders, out):
+        for stack, checkpoint in stacks:
+            where = [place[s] for s in stack]
+            records = run_stack(stack, where, data, device, bar.update, checkpoint, teachers, weights=True)
+        return records[0] if len(specs) == 1 else ensemble_run(folders, out, weights=True)
+
+def _check_unfinished(out, specs, checkpoint, resume): # Folder; runs of one stack; file; as `ncdo train` has it
+    if resume or not checkpoint.exists(): return
+    mend = 'add --resume to go on with it'
+    if is_of_another(checkpoint, specs): mend = f'remove {checkpoint}, for it has other options than these'
+    raise InputError(f'{out} holds an unfinished run; {mend}, or choose another --out')
+
+# %% ../nbs/08_cli.ipynb #17c52679
+@app.command()
+def ensemble(
+    runs: list[Path] = typer.Argument(..., help='folders of finished runs on one split'),
+    out: Path = typer.Option(..., help='folder for the record of the ensemble')
+):
+    "Let finished runs predict together, by the mean of their probabilities"
+    check_place(out)
+    if len(runs) < 2: raise InputError('an ensemble needs two runs or more')
+    if out.resolve() in [r.resolve() for r in runs]: raise InputError(f'{out} is one of the runs; choose another --out')
+    there, ids = read_record(out), [(read_record(r) or {}).get('id') for r in runs]
+    if there and there.get('members') != ids: raise InputError(f'{out} holds the record of other runs; choose another --out')
+    kept = all((r / 'weights.safetensors').exists() for r in runs)
+    with whole_or_nothing(out): record = ensemble_run(runs, out, weights=kept)
+    print('\n'.join(summary(record, record['class_names'], out / 'record.json')))
 
 # %% ../nbs/08_cli.ipynb #365a7fea
 SHIFTED = options_of(Spec, without=[f.name for f in dataclasses.fields(Spec) if f.name not in SETTINGS])

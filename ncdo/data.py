@@ -47,6 +47,7 @@ class Data:
     @property
     def priors(self): return class_priors(self.y[self.train], self.num_classes)
     def part(self, name): return self.x[getattr(self, name)], self.y[getattr(self, name)]
+    def swapped(self): return dataclasses.replace(self, validation=self.test, test=self.validation)
 
     @functools.cached_property
     def split_hash(self):
@@ -302,9 +303,11 @@ def load(
     name, # One of `DATASETS`, or the path of a folder of images or an .npz
     root=None, # Folder with CIFAR and TinyImageNet; the environment variable NCDO_DATA unless given
     split_seed=0, # Which images go where
-    image_size=None # Side in pixels to which a folder's images are brought
+    image_size=None, # Side in pixels to which a folder's images are brought
+    swapped=False # Exchange the validation and test samples?
 ): # `Data`
     "A data set by name or path, with its training sample and its fixed, disjoint validation and test samples"
+    if swapped: return load(name, root, split_seed, image_size).swapped()
     name = locate(name)
     if image_size is not None and image_size < 1:
         raise InputError(f'image_size is {image_size}; '

@@ -9,6 +9,7 @@ __all__ = ['Classifier', 'image_files', 'predict', 'export_onnx']
 import importlib.util, json, torch, pandas as pd
 from pathlib import Path
 from torch import nn
+from .distillation import ensemble_scores
 from .images import IMAGES, images_in, read_image
 from .gains import InputError
 from .common import write_atomically
@@ -16,8 +17,13 @@ from .networks import build, model_source
 from .stacks import pick_device
 
 # %% ../nbs/07c_predict.ipynb #50b8e41b
+def _part(tensors, prefix=''):
+    "Those of one network, its normalisation in the shape of an image's"
+    own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    return own | {k: own[k].view(-1, 1, 1) for k in ('mean', 'std')}
+
 def _read_weights(path):
-    "Tensors and facts of a run's weights, or one line on what is wrong with the file"
+    "The tensors of each network and the facts of a run's weights, or one line on what is wrong with the file"
     from safetensors import SafetensorError, safe_open
     if not path.exists():
         raise InputError(f'{path} is missing; `ncdo train` leaves one when it is done '
@@ -25,8 +31,8 @@ def _read_weights(path):
     try:
         with open(path, 'rb'): pass
         with safe_open(path, 'pt') as f: tensors, facts = {k: f.get_tensor(k) for k in f.keys()}, f.metadata()
-        for k in ('mean', 'std'): tensors[k] = tensors[k].view(-1, 1, 1)
-        return tensors, {k: json.loads(facts[k]) for k in ('id', 'model', 'shape', 'class_names')}
+        facts = {k: json.loads(facts[k]) for k in ('id', 'model', 'shape', 'class_names')}
+        return [_part(tensors, f'{k}.') for k in range(len(facts['model']))] if isinstance(facts['model'], list) else [_part(tensors)], facts
     except OSError as e:
         raise InputError(f'{path} cannot be read ({e.strerror or e}); '
             'mend its permissions or the disk, the run may be in order') from None
@@ -58,18 +64,32 @@ def _rebuilt(path, tensors, model, shape, class_names):
     return net
 
 # %% ../nbs/07c_predict.ipynb #5c1d07b0
+class _Network(nn.Module):
+    "A network behind its normalisation"
+    def __init__(self, net, mean, std):
+        super().__init__()
+        self.net = net
+        self.register_buffer('mean', mean)
+        self.register_buffer('std', std)
+
+    def forward(self, pixels): return self.net(((pixels - self.mean) / self.std).unsqueeze(0)).squeeze(0)
+
 class Classifier(nn.Module):
-    "A finished run's network: pixels of 0 to 255, (n, c, h, w), to scores, (n, m)"
+    "A finished run's network, or an ensemble's: pixels of 0 to 255, (n, c, h, w), to scores, (n, m)"
     def __init__(self, folder):
         super().__init__()
         path = Path(folder) / 'weights.safetensors'
-        tensors, facts = _read_weights(path)
-        self.id, self.model, self.shape, self.class_names = facts.values()
-        self.net = _rebuilt(path, tensors, self.model, self.shape, self.class_names)
-        for k in ('mean', 'std'): self.register_buffer(k, tensors[k])
+        parts, facts = _read_weights(path)
+        self.id, models, self.shape, self.class_names = facts.values()
+        if isinstance(models, str): models = [models]
+        self.model = ' + '.join(models)
+        rebuilt = lambda tensors, model: _rebuilt(path, tensors, model, self.shape, self.class_names)
+        self.members = nn.ModuleList(_Network(rebuilt(t, m), t['mean'], t['std']) for t, m in zip(parts, models))
         self.eval()
 
-    def forward(self, pixels): return self.net(((pixels - self.mean) / self.std).unsqueeze(0)).squeeze(0)
+    def forward(self, pixels):
+        scores = [member(pixels) for member in self.members]
+        return scores[0] if len(scores) == 1 else ensemble_scores(torch.stack(scores))
 
 # %% ../nbs/07c_predict.ipynb #82d18355
 def image_files(paths): # Files and folders

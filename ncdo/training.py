@@ -50,6 +50,7 @@ class Recipe:
     decay: float = option(.1, 'factor on the rate at each milestone', 'positive')
     augment: bool = option(False, 'pad an eighth of the side, crop at random, flip', 'flag')
     update_every: int = option(3, 'steps between updates of the multipliers', 'count')
+    rolling: int = option(1, 'parts of the validation sample, of which an update measures one and keeps the others as last seen', 'count')
     transform: str = option('', 'what changes each batch of images and labels: names joined by +', 'text')
 
     def __post_init__(self):
@@ -58,7 +59,7 @@ class Recipe:
         for m in self.milestones: check_value('a milestone', m, 'share')
 
     @property
-    def pace(self): return self.steps, self.batch_size, self.augment, self.update_every, self.transform
+    def pace(self): return self.steps, self.batch_size, self.augment, self.update_every, self.transform, self.rolling
 
     def rate(self, step):
         "Learning rate at a step, counted from 0"
@@ -200,6 +201,7 @@ class Member:
     recipe: Recipe = None # Its own rates, momentum and weight decay; the stack's unless given
     max_multiplier: float = 10. # See `SaddlePoint`
     tolerance: float = 1e-3 # See `SaddlePoint`
+    team: object = None # Members with an equal one share their multipliers, and are measured as an ensemble
 
     @functools.cached_property
     def priors(self): return self.data.priors if self.labels is None else teacher_priors(self.labels)
