@@ -229,6 +229,7 @@ def _check_unfinished(out, specs, checkpoint, resume): # Folder; runs of one sta
 
 # %% ../nbs/08_cli.ipynb #17c52679
 @app.command()
+# chkstyle: ignore-node
 def ensemble(
     runs: list[Path] = typer.Argument(..., help='folders of finished runs on one split'),
     out: Path = typer.Option(..., help='folder for the record of the ensemble')

@@ -22,6 +22,7 @@ def _part(tensors, prefix=''):
     own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     return own | {k: own[k].view(-1, 1, 1) for k in ('mean', 'std')}
 
+# %% ../nbs/07c_predict.ipynb #ff4b46c3
 def _read_weights(path):
     "The tensors of each network and the facts of a run's weights, or one line on what is wrong with the file"
     from safetensors import SafetensorError, safe_open

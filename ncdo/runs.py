@@ -205,12 +205,15 @@ class Spec:
         if model_source(self.model) == 'import': fields['source'] = source_hash(self.model)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
-    @property
-    def goal(self): return GOALS[self.objective]
-    @property
-    def asks(self): return self.goal.asks + (GOALS[self.constraint].asks if self.constraint else ()) # Fields that the goal has a use for
-
 # %% ../nbs/07_runs.ipynb #86fd3481
+@patch(as_prop=True)
+def goal(self:Spec): return GOALS[self.objective]
+
+@patch(as_prop=True)
+def asks(self:Spec): # Fields that the goal has a use for
+    return self.goal.asks + (GOALS[self.constraint].asks if self.constraint else ())
+
+# %% ../nbs/07_runs.ipynb #dcee5c4c
 @patch
 def data(self:Spec, root=None): return load(self.dataset, root, self.split_seed, self.image_size, self.swapped)
 

@@ -13,8 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from .distillation import teacher_labels, teacher_priors
 from .gains import InputError
-from .runs import (GOALS, Ensemble, check_records, ensemble_id, ensemble_run, make_record, read_record,
-    read_scores, write_record)
+from .runs import GOALS, Ensemble, check_records, ensemble_id, ensemble_run
+from .runs import make_record, read_record, read_scores, write_record
 from .networks import enlarged, model_source
 from .stacks import Stack, fit, gpu_memory, pick_device
 from .training import Member

@@ -164,6 +164,17 @@ def scores(self:Stack, index): # (K, n) into the pool
         pieces = [self.weights.net(self.images.take(i)) for i in index.split(chunk, 1)]
         return torch.cat(pieces, 1)[:, :n]
 
+def _against_truth(self:Stack, part, predicted): # Name; (K, n)
+    "(K, m, m) confusion matrices"
+    target = self.images.y[self.images.parts[part]]
+    return confusion_matrix(target, predicted, self.members[0].data.num_classes, check=False)
+
+@patch
+def confusion(self:Stack, part):
+    "(K, m, m) confusion matrices on 'train', 'validation' or 'test'"
+    return self._against_truth(part, self.predicted(self.images.parts[part]))
+
+# %% ../nbs/04b_stacks.ipynb #ae598639
 def teams_of(members, device): # List of `Member`; torch device
     "Places of the members of each team"
     teams = dict.fromkeys(m.team for m in members if m.team is not None)
@@ -177,17 +188,6 @@ def predicted(self:Stack, index): # (K, n) into the pool
         mean = ensemble_scores(scores.index_select(0, team))
         scores.index_copy_(0, team, mean.expand(len(team), -1, -1))
     return scores.argmax(-1)
-
-@patch
-def _against_truth(self:Stack, part, predicted): # Name; (K, n)
-    "(K, m, m) confusion matrices"
-    target = self.images.y[self.images.parts[part]]
-    return confusion_matrix(target, predicted, self.members[0].data.num_classes, check=False)
-
-@patch
-def confusion(self:Stack, part):
-    "(K, m, m) confusion matrices on 'train', 'validation' or 'test'"
-    return self._against_truth(part, self.predicted(self.images.parts[part]))
 
 # %% ../nbs/04b_stacks.ipynb #c74e7e46
 def can_compile():
