@@ -219,7 +219,10 @@ class Recorder:
         "Compile the parts that fuse"
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
         images, weights = self.stack.images, self.stack.weights
-        images.look_up, weights.descend = [torch.compile(f, dynamic=False) for f in (images.look_up, weights.descend)]
+        for part, name in ((images, 'look_up'), (images, 'look_up_changed'), (weights, 'descend')):
+            setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
+        own = zip(images.changes, self.stack.recipe.transforms)
+        images.changes = [f if t.compiles else torch.compiler.disable(f) for f, t in own]
         own = [x for x in weights.net.modules() if isinstance(x, (Block, Stem))]
         for part in own or [weights.net] * (self.stack.source != 'import'): part.compile(dynamic=False)
 

@@ -46,7 +46,7 @@ def test_relative_path_and_slash_are_the_same_run(ncdo, tmp_path, monkeypatch):
 def test_epochs_image_size_and_split_seed(ncdo, tmp_path):
     image_folder(tmp_path / 'pets', size=(24, 20))
     status, _, err = ncdo('train', '--dataset', tmp_path / 'pets', '--model', 'mlp-16', '--epochs', 2, '--batch-size', 13, '--image-size', 12, '--split-seed', 5,
-        '--no-augment', '--out', tmp_path / 'run')
+        '--augment', 'none', '--out', tmp_path / 'run')
     assert status == 0, err
     spec = record(tmp_path / 'run')['spec']
     assert spec['recipe']['steps'] == 4 and spec['image_size'] == 12 and spec['split_seed'] == 5 and not spec['recipe']['augment']
