@@ -268,14 +268,17 @@ class Source:
     groups: str = 'class' # What tables report the minimum of: 'class' or 'head-tail'
     split_by_seed: bool = False # Does each seed of a run have a split of its own?
     beside: str = '' # Data set whose numbers in the paper stand beside it, where the paper has none
+    halves: bool = False # Are its validation and test samples of one size?
 
 _OF_DIGITS = dict(white=16, split_by_seed=True)
 
 DATASETS = {'digits-lt': Source(_digits, long_tail_counts(80, 10, 20), beside='cifar10-lt', **_OF_DIGITS),
     'digits-balanced': Source(_digits, [30] * 10, **_OF_DIGITS)}
-DATASETS |= {'cifar10-lt': Source(_cifar, long_tail_counts(5000, 10, 100)), 'cifar10-balanced': Source(_cifar, [1000] * 10)}
-DATASETS |= {'cifar100-lt': Source(_cifar, long_tail_counts(500, 100, 100), groups='head-tail'),
-    'tiny-imagenet-lt': Source(_tiny_imagenet, TINY_IMAGENET_COUNTS, groups='head-tail')}
+_HALVES = dict(halves=True)
+DATASETS |= {'cifar10-lt': Source(_cifar, long_tail_counts(5000, 10, 100), **_HALVES),
+    'cifar10-balanced': Source(_cifar, [1000] * 10, **_HALVES)}
+DATASETS |= {'cifar100-lt': Source(_cifar, long_tail_counts(500, 100, 100), groups='head-tail', **_HALVES),
+    'tiny-imagenet-lt': Source(_tiny_imagenet, TINY_IMAGENET_COUNTS, groups='head-tail', **_HALVES)}
 
 def source_of(dataset): # Name or path
     "Its entry, or that of one's own images"

@@ -11,6 +11,7 @@ __all__ = ['MOST_ON_CPU', 'MOST_ON_GPU', 'EACH_ON_GPU', 'team_of', 'check_teams'
 import contextlib, dataclasses, hashlib, multiprocessing, os, re, threading, time, torch
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from .data import source_of
 from .distillation import teacher_labels, teacher_priors
 from .gains import InputError
 from .runs import GOALS, Ensemble, check_records, ensemble_id, ensemble_run
@@ -47,7 +48,8 @@ def pack(
     "Group runs that can train as one stack"
     groups = {}
     for s in dict.fromkeys(specs):
-        alike = s.dataset, s.image_size, s.model, s.recipe.pace, bool(s.teacher), GOALS[s.objective].measured or mixed
+        sizes = s.swapped and not source_of(s.dataset).halves # Of the validation samples
+        alike = s.dataset, s.image_size, s.model, s.recipe.pace, bool(s.teacher), GOALS[s.objective].measured or mixed, sizes
         groups.setdefault(alike, []).append(s)
     stacks = []
     for members in groups.values():

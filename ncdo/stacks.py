@@ -164,6 +164,7 @@ def scores(self:Stack, index): # (K, n) into the pool
         pieces = [self.weights.net(self.images.take(i)) for i in index.split(chunk, 1)]
         return torch.cat(pieces, 1)[:, :n]
 
+@patch
 def _against_truth(self:Stack, part, predicted): # Name; (K, n)
     "(K, m, m) confusion matrices"
     target = self.images.y[self.images.parts[part]]
