@@ -541,8 +541,8 @@ PRESETS = { # chkstyle: ignore-node
     'paper-64px': {'tiny-imagenet-lt': _tiny_recipe('resnet18')}}
 
 # %% ../nbs/07_runs.ipynb #432f371e
-_CIFAR_BEYOND = dict(rolling=4, augment='trivial', weight_decay=5e-4)
-BEYOND = {'digits-lt': dict(rolling=4, mixup=.2), 'cifar10-lt': _CIFAR_BEYOND, 'cifar100-lt': _CIFAR_BEYOND}
+BEYOND = {'digits-lt': dict(rolling=4, mixup=.2), 'cifar10-lt': dict(rolling=4, augment='trivial')}
+BEYOND['cifar100-lt'] = BEYOND['cifar10-lt'] | dict(weight_decay=5e-4)
 
 def _beyond(entry, ingredients): # Of `PRESETS`; {field of `Recipe`: value}
     return entry | dict(recipe=dataclasses.replace(entry['recipe'], **ingredients))
