@@ -9,7 +9,7 @@ __all__ = ['AUGMENT', 'Recipe', 'draw_order', 'crop_and_flip', 'look_up', 'Image
 # %% ../nbs/04a_training.ipynb #d1899989
 import dataclasses, functools, torch, torch.nn.functional as F
 from fastcore.basics import patch
-from .augment import TRANSFORMS, Transform, mixup, transforms_of
+from .augment import mixup, transforms_of
 from .common import VALUES, check_fields, check_value, option
 from .data import source_of
 from .distillation import teacher_priors
@@ -179,7 +179,7 @@ def changed(self:Images, step, index, chance): # (1,) tensor on the device; as f
     where = self.pool, index, chance, self.border
     return self.look_up_changed(*where, (self.black, self.white), (self.mean, self.std), y, self.changes, draws)
 
-# %% ../nbs/04a_training.ipynb #c418273d
+# %% ../nbs/04a_training.ipynb #722570d6
 def look_up_changed(
     pool, index, chance, border, # As for `look_up`
     scale, # Black and white, (K, 1, c, 1, 1)
