@@ -143,7 +143,7 @@ def mixup(alpha): # Positive; at 1 any share is as likely as any other, below mo
     "`Transform` that blends each image, and its label, with another of its batch"
     check_value('mixup', alpha := float(alpha), 'positive')
     def draw(g, steps, n):
-        partner = torch.rand(steps, n, generator=g).argsort(-1, stable=True).int()
+        partner = torch.rand(steps, n, generator=g).argsort(stable=True, dim=-1).int()
         chance = np.random.default_rng(torch.randint(2 ** 62, (1,), generator=g).item())
         return partner, torch.from_numpy(chance.beta(alpha, alpha, (steps, n)).astype(np.float32))
     return Transform(draw, mixed, True)
