@@ -189,13 +189,14 @@ def test_mixed_by_hand():
             assert torch.allclose(Y[k, i], s * y[k, i] + (1 - s) * y[k, j])
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', [k for k in KINDS if 'teacher' not in KINDS[k].needs])
 def test_every_loss_of_a_mixed_label_is_the_mix_of_two_losses(kind):
     g = torch.Generator().manual_seed(0)
     scores, y = torch.randn(6, 3, generator=g), torch.eye(3)[[0, 1, 2, 0, 0, 1]]
     gain = torch.tensor([1., 12, 50]).diag()
     if kind != 'logit-adjusted': gain += torch.tensor([.2, .5, 3])
-    loss = CostSensitiveLoss(gain, kind, torch.tensor([.5, .3, .2]), reduction='none')
+    priors = torch.tensor([.5, .3, .2])
+    loss = CostSensitiveLoss(gain, kind, priors=priors, reduction='none')
     share, partner = torch.rand(6, generator=g), torch.tensor([1, 2, 0, 5, 3, 4])
     _, mix = mixed(torch.zeros(1, 6, 1, 2, 2), y[None], partner[None], share[None])
     parts = share * loss(scores, y) + (1 - share) * loss(scores, y[partner])
