@@ -194,7 +194,7 @@ def test_every_loss_of_a_mixed_label_is_the_mix_of_two_losses(kind):
     g = torch.Generator().manual_seed(0)
     scores, y = torch.randn(6, 3, generator=g), torch.eye(3)[[0, 1, 2, 0, 0, 1]]
     gain = torch.tensor([1., 12, 50]).diag()
-    if kind != 'logit-adjusted': gain += torch.tensor([.2, .5, 3])
+    if kind != 'logit-adjusted': gain += torch.tensor([.2, .5, .9])
     priors = torch.tensor([.5, .3, .2])
     loss = CostSensitiveLoss(gain, kind, priors=priors, reduction='none')
     share, partner = torch.rand(6, generator=g), torch.tensor([1, 2, 0, 5, 3, 4])
