@@ -222,8 +222,8 @@ class Recorder:
         images, weights = self.stack.images, self.stack.weights
         for part, name in ((images, 'look_up'), (images, 'look_up_changed'), (weights, 'descend')):
             setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
-        own = zip(images.changes, self.stack.recipe.transforms)
-        images.changes = [f if t.compiles else torch.compiler.disable(f) for f, t in own]
+        changes = zip(images.changes, self.stack.recipe.transforms)
+        images.changes = [f if t.compiles else torch.compiler.disable(f) for f, t in changes]
         own = [x for x in weights.net.modules() if isinstance(x, (Block, Stem))]
         for part in own or [weights.net] * (self.stack.source != 'import'): part.compile(dynamic=False)
 

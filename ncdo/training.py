@@ -9,7 +9,7 @@ __all__ = ['AUGMENT', 'Recipe', 'draw_order', 'crop_and_flip', 'look_up', 'Image
 # %% ../nbs/04a_training.ipynb #d1899989
 import dataclasses, functools, torch, torch.nn.functional as F
 from fastcore.basics import patch
-from .augment import TRANSFORMS, Transform, mixup, transforms_of
+from .augment import mixup, transforms_of, trivial
 from .common import VALUES, check_fields, check_value, option
 from .data import source_of
 from .distillation import teacher_priors
@@ -19,7 +19,7 @@ from .networks import build
 from .reductions import SaddlePoint, lambda_step
 
 # %% ../nbs/04a_training.ipynb #37e17c9c
-AUGMENT = {'none': False, 'crop-flip': True, 'trivial': 'trivial'} # Name: how it is kept, as version 0.1 did
+AUGMENT = {'none': False, 'crop-flip': True, 'trivial': 'trivial'} # Name: how it is kept
 VALUES['augment'] = lambda v: isinstance(v, bool) or v == 'trivial', 'one of ' + ', '.join(AUGMENT)
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +35,12 @@ class Recipe:
     warmup: float = option(.05, 'share of the steps during which the rate rises linearly', 'share')
     milestones: tuple = (.6, .85) # Shares of the steps after which the rate is multiplied by `decay`
     decay: float = option(.1, 'factor on the rate at each milestone', 'positive')
-    augment: str = option(False, 'none, crop-flip (pad an eighth of the side, crop at random, flip) or trivial (and then TrivialAugment)', 'augment')
+    augment: str = option(False, 'none; crop-flip: pad an eighth of the side, crop at random, flip; '
+        'trivial: and then TrivialAugment', 'augment')
     update_every: int = option(3, 'steps between updates of the multipliers', 'count')
     rolling: int = option(1, 'parts of the validation sample, of which an update measures one and keeps the others as last seen', 'count')
     transform: str = option('', 'what changes each batch of images and labels: names joined by +', 'text')
-    mixup: float = option(0., 'alpha of mixup, 1 say: images and labels are blended in pairs; 0 for none', 'nonnegative')
+    mixup: float = option(0., 'alpha of mixup, which blends images and labels in pairs; 0: none', 'nonnegative')
 
     def __post_init__(self):
         named = isinstance(self.augment, str)
@@ -51,13 +52,15 @@ class Recipe:
     @property
     def pace(self):
         "What members of a stack must agree in"
-        return self.steps, self.batch_size, self.augment, self.update_every, self.transform, self.mixup, self.rolling
+        changes = self.augment, self.transform, self.mixup
+        return self.steps, self.batch_size, self.update_every, self.rolling, *changes
 
     @property
     def transforms(self):
         "Every `Transform` of a batch, in order"
-        trivial, mixing = transforms_of('trivial' * (self.augment == 'trivial')), [mixup(self.mixup)] if self.mixup else []
-        return [*trivial, *mixing, *transforms_of(self.transform)]
+        first = [trivial()] if self.augment == 'trivial' else []
+        if self.mixup: first.append(mixup(self.mixup))
+        return first + transforms_of(self.transform)
 
     def rate(self, step):
         "Learning rate at a step, counted from 0"
@@ -177,10 +180,10 @@ def changed(self:Images, step, index, chance): # (1,) tensor on the device; as f
     "Images and label distributions of a training step, changed by the recipe's transforms"
     y = self.rows[self.y[index]] if self.labels is None else self.targets(index)
     draws = [[d.index_select(0, step)[0] for d in each] for each in self.draws]
-    where = self.pool, index, chance, self.border
-    return self.look_up_changed(*where, (self.black, self.white), (self.mean, self.std), y, self.changes, draws)
+    where, scale = (self.pool, index, chance, self.border), (self.black, self.white)
+    return self.look_up_changed(*where, scale, (self.mean, self.std), y, self.changes, draws)
 
-# %% ../nbs/04a_training.ipynb #c418273d
+# %% ../nbs/04a_training.ipynb #722570d6
 def look_up_changed(
     pool, index, chance, border, # As for `look_up`
     scale, # Black and white, (K, 1, c, 1, 1)

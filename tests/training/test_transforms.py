@@ -1,11 +1,12 @@
 "A batch transform is an entry of `TRANSFORMS`: per member, drawn from the run's seed, on the device, resumed bit for bit"
 import dataclasses, pytest, torch
+from ncdo.augment import TRANSFORMS, Transform
 from ncdo.data import load
 from ncdo.gains import InputError, balanced_coverage_constraint, coverage_constraint, worst_case_recall
 from ncdo.runs import Spec
 from ncdo.schedule import pack
 from ncdo.stacks import Stack, fit
-from ncdo.training import TRANSFORMS, Images, Member, Recipe, Transform
+from ncdo.training import Images, Member, Recipe
 
 PLAIN = Recipe(steps=14, batch_size=32, update_every=4)
 
@@ -16,8 +17,7 @@ def brightness():
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch):
-    monkeypatch.setitem(TRANSFORMS, 'brightness', brightness)
+def known(monkeypatch): monkeypatch.setitem(TRANSFORMS, 'brightness', brightness)
 
 
 def members(seeds=(0, 1), labels=None):
