@@ -356,9 +356,9 @@ def planned(classes, images, target, delta, recall): # As `ncdo plan` has them
         f'  if the worst class reads at least {k / images:.3f} ({k} of {images});',
         f'  in 9 of 10 samples if every true recall is {r:.3f} (the worst then reads {reads:.3f} on average)']
     if classes > 20:
-        tenth = tenth_of(classes)
-        pooled = tenth * images
-        lines.append(f'of the worst {tenth} together, if their mean recall reads at least {hits_needed(target, pooled, delta) / pooled:.3f}')
+        tenth, pooled = tenth_of(classes), tenth_of(classes) * images
+        reads = hits_needed(target, pooled, delta) / pooled
+        lines.append(f'the mean of the worst {tenth} classes takes less: it must read at least {reads:.3f}')
     if recall is None: return [*lines, 'how many images it takes: give --recall, the one you expect']
     chance = chance_to_certify(target, images, classes, recall, delta)
     read, true = [images_needed(target, classes, recall, delta, c) for c in (None, .9)]
@@ -375,7 +375,7 @@ def plan(
     recall: float = typer.Option(None, help='recall that you expect, to learn how many images the target takes')
 ):
     "Say what a test sample can certify: which recall of the worst class, and how many images a target takes"
-    for name, value in dict(classes=classes, per_class=per_class).items(): check_value(name, value, 'count')
+    for name, value in {'classes': classes, 'per-class': per_class}.items(): check_value(name, value, 'count')
     print('\n'.join(planned(classes, per_class, target, delta, recall)))
 
 # %% ../nbs/08_cli.ipynb #bb226c7b

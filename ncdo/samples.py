@@ -148,8 +148,11 @@ def recall_needed(target, images, classes, delta=.05, chance=.9): # As for `chan
 
 # %% ../nbs/02d_samples.ipynb #52d29461
 def _first(fits, target): # Function of an array of numbers of images
+    "The smallest number that fits; a number that does not is never four times as large as one that does"
     for end in 2 ** np.arange(8, 21):
-        if (found := fits(np.arange(1, end + 1))).any(): return int(found.argmax()) + 1
+        if not fits(np.array([end])).any(): continue
+        sizes = np.arange(1 if end == 256 else end // 4, end + 1)
+        return int(sizes[fits(sizes).argmax()])
     raise InputError(f'to certify {target:g} takes more than a million images of each class; ask for less')
 
 def images_needed(
