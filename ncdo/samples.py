@@ -71,13 +71,14 @@ def recall_intervals(
     return torch.stack([lower_bounds(h, n, delta / 2), 1 - lower_bounds(n - h, n, delta / 2)])
 
 # %% ../nbs/02d_samples.ipynb #93aeb55d
-def _mean_bound(recalls, totals, delta):
-    "What the mean of k true recalls is at least; of one class size, or of several"
-    n, there = totals[totals > 0], recalls[totals > 0]
+def _mean_bound(recalls, totals, delta, k=None):
+    "What the mean of these true recalls is at least, or that of any k of them"
+    there = totals > 0
+    r, n = recalls[there].sort().values[:k], totals[there].sort().values
     if not len(n): return torch.tensor(torch.nan).double()
-    if (n == n[0]).all(): return lower_bounds((there * n).sum().round(), n.sum(), delta)
-    room = (math.log(1 / delta) / 2 * (1 / n).sum()).sqrt() / len(n)
-    return (there.mean() - room).clamp(min=0)
+    if n[0] == n[-1]: return lower_bounds((r * n[0]).sum().round(), n[0] * len(r), delta)
+    room = (math.log(1 / delta) / 2 * (1 / n[:k]).sum()).sqrt() / len(r)
+    return (r.mean() - room).clamp(min=0)
 
 # %% ../nbs/02d_samples.ipynb #f2efaae1
 def _counts(counts):
@@ -110,8 +111,7 @@ def certified_recall(
         return nanmin(torch.stack(found)).item()
     check_value('k', k, 'count')
     if k == 1: return nanmin(lower_bounds(hits, totals, delta)).item()
-    there = totals > 0
-    return _mean_bound(r[there].sort().values[:k], totals[there].sort().values[:k], delta).item()
+    return _mean_bound(r, totals, delta, k).item()
 
 # %% ../nbs/02d_samples.ipynb #f41da688
 def _needed(target, images, delta): # Number or array

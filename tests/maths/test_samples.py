@@ -102,6 +102,8 @@ def test_the_certificate_is_the_smallest_bound():
     assert certified_recall(counts([8, 0], torch.tensor([10, 0]))) == pytest.approx(lower_bounds(8, 10).item())
     assert certified_recall(counts([8, 4, 9], 10), 2) == pytest.approx(lower_bounds(12, 20).item())
     assert certified_recall(counts([8, 4, 9], 10), groups=['b', 'a', 'b']) == pytest.approx(lower_bounds(4, 10).item())
+    uneven = counts([150, 150, 9, 9], torch.tensor([300, 300, 10, 10])) # The worst two are not the smallest
+    assert certified_recall(uneven, 2) == pytest.approx(.5 - math.sqrt(math.log(20) / 2 * (1 / 10 + 1 / 10)) / 2)
     assert math.isnan(certified_recall(torch.zeros(3, 3))) and math.isnan(certified_recall(torch.zeros(3, 3), 2))
 
 
