@@ -15,7 +15,7 @@ _ROOMS = dict(
     goals='alpha_fair_goal constrained geometric_mean_goal harmonic_mean_goal macro_f1_goal mean_iou_goal micro_f1_goal quadratic_mean_goal '
         'recall_at_precision soft_min_goal worst_f1_goal worst_k_goal',
     losses='CostSensitiveLoss', distillation='DistilledLoss', reductions='SaddlePoint StochasticClassifier',
-    postshift='PostShiftClassifier post_shift', adapters='measure_confusion update_gain', data='load')
+    samples='certified_recall recall_intervals', postshift='PostShiftClassifier post_shift', adapters='measure_confusion update_gain', data='load')
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 __all__ = sorted(_HOME)
 

@@ -6,7 +6,7 @@
 __all__ = ['app', 'SHIFTED', 'summary', 'check_place', 'check_device', 'whole_or_nothing', 'listed', 'check_asked',
            'is_of_another', 'options_of', 'with_options', 'given_targets', 'asked_for', 'train', 'described',
            'ensemble', 'postshift', 'paper', 'draw_what_changed', 'shown_path', 'given_parameters', 'given_to',
-           'report', 'predict', 'export', 'main']
+           'report', 'predict', 'export', 'planned', 'plan', 'main']
 
 # %% ../nbs/08_cli.ipynb #56b3a4ca
 import contextlib, dataclasses, inspect, json, os, sys, torch, warnings
@@ -23,6 +23,7 @@ from .runs import (GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, d
 from .schedule import compute, pack, run_stack, runs_in
 from ncdo.studies import (borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs, studies, studies_at, study_files, study_fingerprint,
     study_runs)
+from .samples import certified_recall, chance_to_certify, expected_reading, hits_needed, images_needed, recall_needed, tenth_of
 from .common import check_value, optional, write_atomically
 from .training import Recipe
 
@@ -42,6 +43,7 @@ def summary(
     lines += [f'{name[:12]:>12}  {count:>6}   {r:.3f}     {c:.3f}' for name, count, r, c in rows]
     worst = min(range(len(names)), key=lambda i: test['recall'][i])
     lines.append(f"average recall {test['avg_recall']:.3f}, worst class {test['min_recall']:.3f} ({names[worst]}), training accuracy {record['train_accuracy']:.3f}")
+    lines.append(f"with 95% confidence the recall of every class is at least {certified_recall(test['confusion']):.3f}, by these test images")
     if (violation := record['validation']['worst_violation']) is not None:
         state = 'met' if record['validation'].get('met', violation <= 1e-3) else f'missed by {violation:.4g}'
         lines.append(f"constraints on validation data: {state}; on test data the largest violation is {test['worst_violation']:.4f}")
@@ -389,6 +391,37 @@ def export(run: Path = typer.Argument(..., help='folder of a finished run')):
     from ncdo.predict import export_onnx
     path, difference = export_onnx(run)
     print(f'model: {path} (largest difference to PyTorch {difference:.1g})')
+
+# %% ../nbs/08_cli.ipynb #1fff5a42
+def planned(classes, images, target, delta, recall): # As `ncdo plan` has them
+    "Lines of text: what certifies the target with this sample, and what sample it takes"
+    k, r = hits_needed(target, images, delta), recall_needed(target, images, classes, delta)
+    reads = expected_reading(classes, images, r)
+    lines = [f'{classes} classes, {images} images of each: a recall of {target:g} of every class is certified (confidence {1 - delta:.4g})',
+        f'  if the worst class reads at least {k / images:.3f} ({k} of {images});',
+        f'  in 9 of 10 samples if every true recall is {r:.3f} (the worst then reads {reads:.3f} on average)']
+    if classes > 20:
+        tenth, pooled = tenth_of(classes), tenth_of(classes) * images
+        reads = hits_needed(target, pooled, delta) / pooled
+        lines.append(f'the mean of the worst {tenth} classes takes less: it must read at least {reads:.3f}')
+    if recall is None: return [*lines, 'how many images it takes: give --recall, the one you expect']
+    chance = chance_to_certify(target, images, classes, recall, delta)
+    read, true = [images_needed(target, classes, recall, delta, c) for c in (None, .9)]
+    return [*lines, f'with true recalls of {recall:g}, {images} images of each class certify it in {chance:.0%} of the samples;',
+        f'  {true} images in 9 of 10; and {read} images do if the worst class reads {recall:g}']
+
+@app.command()
+# chkstyle: ignore-node
+def plan(
+    classes: int = typer.Option(..., help='how many'),
+    per_class: int = typer.Option(..., help='test images of each class'),
+    target: float = typer.Option(..., help='recall that every class shall have'),
+    delta: float = typer.Option(.05, help='chance that a certificate is wrong, at most'),
+    recall: float = typer.Option(None, help='recall that you expect, to learn how many images the target takes')
+):
+    "Say what a test sample can certify: which recall of the worst class, and how many images a target takes"
+    for name, value in {'classes': classes, 'per-class': per_class}.items(): check_value(name, value, 'count')
+    print('\n'.join(planned(classes, per_class, target, delta, recall)))
 
 # %% ../nbs/08_cli.ipynb #bb226c7b
 def main(args=None): # Arguments; those of the process unless given

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'ORANGE', 'GREY', 'STYLE', 'PAGE', 'PAGE_END', 'FIGURES', 'percent', 'in_words', 'Run', 'drawn_again', 'judge',
-           'recall_intervals', 'short_name', 'draw_recall', 'draw_confusion', 'mistakes', 'draw_history', 'point',
-           'alternatives', 'draw_alternatives', 'class_rows', 'size_sentence', 'facts', 'write_report']
+           'short_name', 'draw_recall', 'draw_confusion', 'mistakes', 'draw_history', 'point', 'alternatives',
+           'draw_alternatives', 'certificate', 'class_rows', 'size_sentence', 'facts', 'write_report']
 
 # %% ../nbs/07b_report.ipynb #e2b0f851
 import base64, functools, io, tempfile, torch, numpy as np
 from pathlib import Path
 from .runs import GOALS, SETTINGS, most_frequent, names_of, post_shift_run, read_record, spec_of
-from .gains import InputError, average_recall, balanced_coverage, group_mean, precision, recall
+from .gains import InputError, average_recall, balanced_coverage, group_mean, nanmin, precision, recall
+from .samples import certified_recall, mean_of_worst, recall_intervals, tenth_of
 from .common import write_atomically
 
 # %% ../nbs/07b_report.ipynb #62220796
@@ -113,12 +114,6 @@ def judge(run): # `Run`
 # %% ../nbs/07b_report.ipynb #5be19d4d
 BLUE, ORANGE, GREY = '#0173b2', '#d55e00', '.6' # Of seaborn's colour-blind palette
 
-def recall_intervals(hits, totals): # (m,) images found; (m,) images
-    "95% Wilson interval of each share, (2, m)"
-    from scipy.stats import binomtest
-    pairs = [binomtest(int(h), int(n)).proportion_ci(method='wilson') if n else (np.nan, np.nan) for h, n in zip(hits, totals)]
-    return np.array(pairs).T
-
 def short_name(name, length=16): # Any text; longest
     "A name that fits a figure, and is not taken for a formula"
     return (name if len(name) <= length else name[:length - 1] + '…').replace('$', r'\$')
@@ -145,7 +140,7 @@ def draw_recall(run): # `Run`
     if few: top.bar_label(bars, fontsize=8)
     test, validation = [recall(run.confusion[p])[o].numpy() for p in ('test', 'validation')]
     between = recall_intervals(C.diagonal()[o], run.test_counts[o])
-    ax.vlines(x, *between, color=BLUE, alpha=.35, lw=2, label='95% interval')
+    ax.vlines(x, *between.numpy(), color=BLUE, alpha=.35, lw=2, label='95% interval')
     ax.plot(x, validation, 'o', mfc='none', color=GREY, ms=5, label='validation images')
     ax.plot(x, test, 'o', color=BLUE, ms=5, label='test images')
     low = np.argsort(test, kind='stable')[:1 if few else 5]
@@ -317,8 +312,9 @@ of several measured numbers lies below the smallest true one' if verdict.miss < 
 <td>{{ r.error | pct(2) }}</td></tr>{% endfor %}</table></details>{% endif %}
 <h2>Each class against its size</h2>
 {% call figure('recall') %}Recall is the share of a class's images that are recognised. A slope down to the right means that rare classes pay for being rare. A line shows where the true
-recall of a class lies with 95% confidence: with {{ run.test_counts.min().item() }} test images of a class, small differences mean nothing.{% endcall %}
-{{ sizes }}
+recall of a class lies with 95% confidence (one line of twenty may miss it): with {{ run.test_counts.min().item() }} test images of a class, small differences mean nothing.{% endcall %}
+<p>{{ sizes }}</p>
+<p>With 95% confidence, for new images of the same kind, {{ certified | join('; ') }}. The lowest of several measured recalls is the one that chance was hardest on; the true lowest may lie above it.</p>
 <h2>Which class is taken for which</h2>
 {% call figure('confusion') %}Rows are true classes, columns what they were taken for, both from the largest class to the smallest. Colour left of the diagonal: rare classes disappear into common
 ones. Colour right of it: rare classes are seen where there are none. Click the figure to enlarge it.{% endcall %}
@@ -346,6 +342,16 @@ their predictions corrected after training. {{ '' if beside else 'Put other runs
 <table>{% for k, v in facts.items() %}<tr><td>{{ k }}</td><td class="name">{{ v }}</td></tr>{% endfor %}</table>
 </body></html>
 '''
+
+# %% ../nbs/07b_report.ipynb #605ff32a
+def certificate(run): # `Run`
+    "What the test images prove, at 95% confidence, of the worst class, of head and tail, and of the worst tenth of many classes"
+    C, k = run.confusion['test'].round(), tenth_of(run.m)
+    r = recall(C)
+    claims = {'the recall of every class': (nanmin(r), certified_recall(C))}
+    if run.groups is not None: claims['the mean recall of head and of tail'] = nanmin(group_mean(r, run.groups)), certified_recall(C, groups=run.groups)
+    if run.m > 20: claims[f'the mean recall of the worst {k} classes'] = mean_of_worst(r, k), certified_recall(C, k)
+    return [f'{what} is at least {percent(bound)} (measured: {percent(read.item())})' for what, (read, bound) in claims.items()]
 
 # %% ../nbs/07b_report.ipynb #3b06ca6b
 def class_rows(run): # `Run`
@@ -393,7 +399,7 @@ def write_report(
     environment.filters['pct'] = percent
     moved = [f.name for f in map(Path, beside) if read_record(f)['split_hash'] != run.record['split_hash']]
     page = environment.from_string(PAGE + PAGE_END)
-    made = dict(verdict=judge(run), classes=class_rows(run), mistakes=mistakes(run), sizes=size_sentence(run), facts=facts(run))
+    made = dict(verdict=judge(run), classes=class_rows(run), mistakes=mistakes(run), sizes=size_sentence(run), certified=certificate(run), facts=facts(run))
     text = page.render(run=run, figures=images, alt=FIGURES, points=points, style=STYLE, beside=beside, other_split=moved, **made)
     write_atomically(run.folder / 'report.html', text)
     return run.folder / 'report.html'

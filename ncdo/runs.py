@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['GOALS', 'SETTINGS', 'CONSTRAINTS', 'FIRST_SETTINGS', 'FIRST_FIELDS', 'TARGETS', 'PARTS', 'PRESETS', 'BEYOND',
            'UPDATES', 'one_of', 'Goal', 'counted', 'check_targets', 'targets_of', 'most_frequent', 'check_model',
-           'Spec', 'metrics', 'assessment', 'make_record', 'write_weights', 'read_record', 'write_record', 'spec_of',
-           'priors_of', 'read_scores', 'names_of', 'same_data', 'check_records', 'differences', 'ensemble_id',
-           'Ensemble', 'ensemble_run', 'join_weights', 'read_shift', 'post_shift_run', 'recipe_spec', 'own_recipe']
+           'Spec', 'sample_metrics', 'measured', 'metrics', 'assessment', 'make_record', 'write_weights', 'read_record',
+           'write_record', 'spec_of', 'priors_of', 'read_scores', 'names_of', 'same_data', 'check_records',
+           'differences', 'ensemble_id', 'Ensemble', 'ensemble_run', 'join_weights', 'read_shift', 'post_shift_run',
+           'recipe_spec', 'own_recipe']
 
 # %% ../nbs/07_runs.ipynb #147597e5
 import copy, dataclasses, functools, hashlib, importlib.metadata, io, json, math, platform, zipfile
@@ -23,6 +24,7 @@ from .postshift import PostShiftClassifier
 from .common import check_fields, check_value, option, write_atomically
 from .networks import build, model_source, source_hash
 from .training import Recipe
+from .samples import certified_recall, mean_of_worst, tenth_of
 
 # %% ../nbs/07_runs.ipynb #b549898d
 def one_of(value, known, what):
@@ -222,7 +224,7 @@ def class_groups(self:Spec, priors): return head_tail_groups(priors, self.tail) 
 
 # %% ../nbs/07_runs.ipynb #860477c1
 @patch
-def worst_of(self:Spec, m): return self.worst_k or max(2, m // 10)
+def worst_of(self:Spec, m): return self.worst_k or tenth_of(m)
 
 @patch
 def shown_groups(self:Spec, priors):
@@ -262,6 +264,20 @@ def settled(self:Spec, names): # Of the classes
         short[k] = {None: (rest := most_frequent(values))} | {c: v for c, v in zip(units, values) if v != rest}
     return dataclasses.replace(self, **short)
 
+# %% ../nbs/07_runs.ipynb #a85f1df7
+def sample_metrics(
+    counts # (m, m) confusion in images
+): # Names beside those of `metrics`
+    "Mean recall of the worst tenth of the classes, and what every class's recall is at least (chapter 02d)"
+    counts = torch.as_tensor(counts)
+    worst_tenth = mean_of_worst(recall(counts.double()), tenth_of(len(counts)))
+    return dict(worst_tenth_recall=worst_tenth.item(), certified_recall=certified_recall(counts))
+
+def measured(part, metric): # 'validation' or 'test' of a record; name of a metric
+    "A metric on record, or, in records older than the metric, from their counts"
+    known = part if metric in part or 'confusion' not in part else part | sample_metrics(part['confusion'])
+    return known[one_of(metric, known, 'metric')]
+
 # %% ../nbs/07_runs.ipynb #6d9d761b
 def metrics(
     C, # (m, m) confusion
@@ -284,9 +300,10 @@ def assessment(
     objective, violations = problem.evaluate(C)
     bound, needs = problem.demands, problem.demanded
     met = problem.met(violations, tolerance)[needs].all().item()
-    return dict(metrics(C, groups), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
+    counts = (C * len(y)).round().int()
+    return dict(metrics(C, groups), **sample_metrics(counts), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
         worst_violation=violations[needs].nan_to_num(nan=-math.inf).max().item() if bound else None, met=met if bound else None,
-        confusion=(C * len(y)).round().int().tolist())
+        confusion=counts.tolist())
 
 # %% ../nbs/07_runs.ipynb #0bcda12b
 def make_record(

@@ -13,7 +13,7 @@ import io, math, numpy as np, pandas as pd, torch
 from pathlib import Path
 from .data import source_of
 from .gains import group_mean
-from .runs import priors_of, spec_of
+from .runs import measured, priors_of, spec_of
 from .common import lighter, write_atomically
 
 # %% ../nbs/07e_tables.ipynb #92e33b6f
@@ -31,7 +31,7 @@ def mean_text(values, sign='+', digits=3): return with_error(*mean_se(values), d
 # %% ../nbs/07e_tables.ipynb #a3c1e506
 def paired(these, others, metric, part='test'): # Records of two methods, seed by seed; name of a metric; 'test' or 'validation'
     "(n,) values of these less those of the others, each within a seed"
-    values = [a[part][metric] - b[part][metric] for a, b in zip(these, others, strict=True)]
+    values = [measured(a[part], metric) - measured(b[part], metric) for a, b in zip(these, others, strict=True)]
     return np.round(values, 9) + 0. # What differs in the last bit is equal, and never -0
 
 def beyond_error(values): # Paired differences
@@ -67,7 +67,7 @@ def merged(cells, records): # From `beyond_specs`; {run: record}
 
 # %% ../nbs/07e_tables.ipynb #93502c7f
 MINIMA = dict(min_recall='worst recall', min_head_tail_recall='min head–tail recall', min_coverage='smallest coverage',
-    min_head_tail_coverage='min head–tail coverage')
+    min_head_tail_coverage='min head–tail coverage', worst_tenth_recall='mean of the worst tenth', certified_recall='certified worst recall')
 LABELS = {'avg_recall': 'average recall', **{p + k: v + s for k, v in MINIMA.items() for p, s in (('', ''), ('validation_', ' (validation)'))},
     'train_accuracy': 'training accuracy'} # In the order of a table's columns
 
@@ -86,8 +86,8 @@ def tidy_table(
     "Mean and standard error over seeds of each metric, beside the paper's number on the same data sets, or all its numbers if it has none of these"
     rows = []
     for (dataset, method), runs in cells.items():
-        columns = {m: [r['test'][m] for r in runs] for m in measures[dataset]}
-        columns |= {f'validation_{m}': [r['validation'][m] for r in runs] for m in measures[dataset][1:]}
+        columns = {m: [measured(r['test'], m) for r in runs] for m in measures[dataset]}
+        columns |= {f'validation_{m}': [measured(r['validation'], m) for r in runs] for m in measures[dataset][1:]}
         if 'train_accuracy' in runs[0]: columns['train_accuracy'] = [r['train_accuracy'] for r in runs]
         rows += [(dataset, method, m, *mean_se(v), len(v)) for m, v in columns.items()]
     ours = pd.DataFrame(rows, columns=['dataset', 'method', 'metric', 'mean', 'se', 'n'])

@@ -9,8 +9,27 @@ def test_train_leaves_a_record_and_a_summary(ncdo, tmp_path):
     status, out, _ = ncdo(*QUICK, '--out', tmp_path / 'run')
     assert status == 0 and 'worst class' in out and 'record.json' in out
     record = json.loads((tmp_path / 'run/record.json').read_text())
+    assert f"every class is at least {record['test']['certified_recall']:.3f}" in out
     assert record['spec']['objective'] == 'worst-case-recall' and len(record['test']['recall']) == 10 and record['split_hash']
     assert sorted(os.listdir(tmp_path / 'run')) == ['record.json', 'scores.npz', 'weights.safetensors']
+
+
+def test_a_plan_says_what_certifies_and_what_it_takes(ncdo):
+    status, out, err = ncdo('plan', '--classes', 10, '--per-class', 500, '--target', .75, '--recall', .8)
+    assert status == 0 and not err and '0.784 (392 of 500)' in out and '220 images' in out and '1088 images' in out
+    out = ncdo('plan', '--classes', 100, '--per-class', 50, '--target', .5)[1]
+    assert 'the mean of the worst 10 classes' in out and 'give --recall' in out
+    assert ncdo('plan', '--classes', 10, '--per-class', 500, '--target', .75, '--delta', .005)[1].count('0.800 (400 of 500)') == 1
+
+
+@pytest.mark.parametrize('changes,message', [({'--classes': 0}, 'classes is 0; give a whole number'), ({'--per-class': 0}, 'per-class is 0; give a whole number'), # chkstyle: ignore-node
+    ({'--per-class': 5}, 'give at least 11 of each class'), ({'--target': 1.5}, 'target is 1.5; give a number between 0 and 1'), ({'--target': 'high'}, "Invalid value for '--target'"),
+    ({'--delta': 0}, 'delta is 0.0; give a number between 0 and 1'), ({'--recall': .75}, 'no sample certifies 0.75 with a recall of 0.75'), ({'--recall': 2}, 'recall is 2.0'),
+    ({'--recall': .7501}, 'more than a million images'), ({'--recall': 'nan'}, 'recall is nan')])
+def test_a_plan_that_cannot_be_is_refused_in_one_line(ncdo, changes, message):
+    given = {'--classes': 10, '--per-class': 500, '--target': .75} | changes
+    status, out, err = ncdo('plan', *(x for pair in given.items() for x in pair))
+    assert status == 2 and not out and err.count('\n') == 1 and message in err
 
 
 def test_same_seed_same_metrics(ncdo, tmp_path):

@@ -1,10 +1,10 @@
 "`ncdo paper` from nothing to figures, at the smallest preset"
-import dataclasses, json, numpy as np, os, pandas as pd, pytest, torch
+import dataclasses, json, numpy as np, os, pandas as pd, pytest, torch, zipfile
 from ncdo.data import DATASETS
 from ncdo.gains import InputError
-from ncdo.runs import PRESETS, Spec, read_record, recipe_spec
+from ncdo.runs import PRESETS, Spec, measured, read_record, recipe_spec
 from ncdo.schedule import pack, pack_for_gpus
-from ncdo.studies import search_specs, studies, studies_at, table_specs
+from ncdo.studies import HOME, search_specs, studies, studies_at, table_specs
 from ncdo.tables import LABELS, beyond_error, draw_curves, mean_se, mean_text, narrow_table, paired, tidy_table, wide_table
 from ncdo.training import Recipe
 
@@ -121,6 +121,30 @@ def test_tidy_table_keeps_theirs_apart_from_ours():
     t = tidy_table('table2', {('digits-lt', 'ERM'): [record]}, reported, {'digits-lt': ['avg_recall', 'min_recall']})
     assert t.metric.tolist() == ['avg_recall', 'min_recall', 'validation_min_recall', 'train_accuracy', 'min_recall']
     assert t.n.tolist() == [1, 1, 1, 1, 0] and t.paper.isna().tolist() == [True] * 4 + [False]
+
+
+def test_a_study_can_name_metrics_that_older_records_hold_as_counts_only():
+    "Recalls 1, .9, ..., .1 of ten images each: the worst two are .1 and .2"
+    hits = torch.arange(10, 0, -1)
+    counts = (hits.diag() + (10 - hits).diag().roll(1, 1)).tolist()
+    old, theirs = dict(avg_recall=.55, confusion=counts), pd.DataFrame(columns=['table', 'dataset', 'method', 'metric', 'value'])
+    names = ['avg_recall', 'worst_tenth_recall', 'certified_recall']
+    t = tidy_table('mine', {('digits-lt', 'ERM'): [dict(test=old, validation=old)]}, theirs, {'digits-lt': names})
+    values = t.set_index('metric')['mean']
+    assert values[names].tolist() == pytest.approx([.55, .15, 1 - .95 ** .1])
+    assert list(wide_table(t))[1:3] == [f'ours, digits-lt: mean of the worst tenth{part}' for part in ('', ' (validation)')]
+    assert paired([dict(test=old)], [dict(test=dict(old, certified_recall=0.))], 'certified_recall').tolist() == pytest.approx([1 - .95 ** .1])
+    with pytest.raises(InputError, match="unknown metric 'best'; use one of avg_recall, confusion, worst_tenth_recall, certified_recall"): measured(old, 'best')
+
+
+@pytest.mark.parametrize('preset', ['paper', 'paper-64px'])
+def test_committed_records_have_the_later_metrics(preset):
+    with zipfile.ZipFile(HOME / 'paper_figures' / preset / 'runs.zip') as z:
+        names = [n for n in z.namelist() if n.endswith('record.json')]
+        for name in names[::10]:
+            part = json.loads(z.read(name))['test']
+            low, worst, tenth = [measured(part, m) for m in ('certified_recall', 'min_recall', 'worst_tenth_recall')]
+            assert 0 <= low <= worst <= tenth <= part['avg_recall'] and (low < worst or worst == 0)
 
 
 def test_tidy_table_shows_the_papers_numbers_on_our_data_sets_where_it_has_any():

@@ -12,7 +12,8 @@ from ncdo.runs import Spec, make_record, post_shift_run, read_record, read_score
 from ncdo.schedule import compute, run_stack
 from ncdo.gains import InputError, worst_case_recall
 from ncdo.predict import Classifier, image_files
-from ncdo.report import Run, alternatives, drawn_again, judge, percent, recall_intervals, short_name, write_report
+from ncdo.report import Run, alternatives, certificate, drawn_again, judge, percent, short_name, write_report
+from ncdo.samples import certified_recall, lower_bounds
 from ncdo.stacks import Stack, fit
 from ncdo.training import Member, Recipe
 
@@ -152,11 +153,24 @@ def test_a_class_absent_from_the_test_sample_is_a_dash(runs):
     assert 'nan' not in text.lower() and '–' in text
 
 
-def test_intervals_and_errors_against_theory():
-    low, high = recall_intervals([8, 0, 0], [10, 10, 0])
-    z, p, n = 1.959964, .8, 10
-    middle, half = (p + z * z / 2 / n) / (1 + z * z / n), z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / 4 / n / n)
-    assert (low[0], high[0]) == pytest.approx((middle - half, middle + half), abs=1e-6) and low[1] == pytest.approx(0, abs=1e-9) and np.isnan(low[2])
+def test_what_the_test_images_prove(runs):
+    "Two classes of 20 images at .9 and .6: 18 and 12 hits; head and tail are judged together where they are the goal"
+    run = by_hand(runs / 'worst', SMALL, 'worst-case-recall')
+    assert certificate(run) == [f'the recall of every class is at least {percent(lower_bounds(12, 20).item())} (measured: 60.0%)']
+    (runs / 'worst/scores.npz').unlink()
+    assert certificate(run)[0] in ' '.join(Loads(write_report(runs / 'worst').read_text()).text)
+    run = by_hand(runs / 'worst', SMALL, 'worst-case-recall', groups='head-tail', tail=.34)
+    assert certificate(run)[1:] == [f'the mean recall of head and of tail is at least {percent(lower_bounds(12, 20).item())} (measured: 60.0%)']
+
+
+def test_many_classes_are_certified_by_their_worst_tenth_too(runs):
+    C = 30 * torch.eye(40, dtype=torch.long) + 20 * torch.eye(40, dtype=torch.long).roll(1, 1)
+    record = read_record(runs / 'worst')
+    change(runs / 'worst', class_names=None, class_counts=list(range(50, 10, -1)), **{p: dict(record[p], confusion=C.tolist()) for p in ('validation', 'test')})
+    assert certificate(Run(runs / 'worst'))[1:] == [f'the mean recall of the worst 4 classes is at least {percent(certified_recall(C, 4))} (measured: 60.0%)']
+
+
+def test_errors_against_theory():
     C = torch.tensor([[30., 20], [5, 45]], dtype=torch.float64)
     again = drawn_again(C, 4000)
     assert (again.sum(2) == 50).all() and torch.allclose(again.mean(0), C, atol=.3)
