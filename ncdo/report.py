@@ -372,7 +372,8 @@ def facts(run): # `Run`
     r, s, recipe = run.record, run.spec, run.record['spec']['recipe']
     schedule = f"{recipe['steps']} steps of {recipe['batch_size']} images, learning rate {recipe['learning_rate']:g}, weight decay {recipe['weight_decay']:g}"
     versions = ', '.join(f'{k} {v}' for k, v in r['versions'].items())
-    return dict(training=schedule, multipliers=f"step size {s.step_size:g}, every {recipe['update_every']} steps", seeds=f'{s.seed} (split {s.split_seed})',
+    together = f", first of {len(r['members'])} runs together" if 'members' in r else ''
+    return dict(training=schedule, multipliers=f"step size {s.step_size:g}, every {recipe['update_every']} steps", seeds=f'{s.seed}{together} (split {s.split_seed})',
         split=r['split_hash'], teacher=s.teacher or 'none', device=r['device'], versions=versions)
 
 # %% ../nbs/07b_report.ipynb #4cda9bf3
