@@ -381,7 +381,8 @@ def read_scores(folder): # A run's folder
     path = Path(folder) / 'scores.npz'
     if not path.exists(): raise InputError(f'{path} is missing; remove record.json beside it and compute the run again to have its scores')
     try:
-        with np.load(path, allow_pickle=False) as z: return {k: torch.from_numpy(z[k]) for k in z.files}
+        with np.load(path, allow_pickle=False) as z: found = {k: torch.from_numpy(z[k]) for k in z.files}
+        return {k: v.long() if k.startswith('y_') else v.float() for k, v in found.items()}
     except OSError as e: raise InputError(f'{path} cannot be read ({e.strerror}); mend its permissions, or the disk') from None
     except (ValueError, EOFError, zipfile.BadZipFile) as e: raise InputError(f'{path} is damaged ({type(e).__name__}); remove record.json beside it and compute the run again') from None
 

@@ -53,7 +53,7 @@ def compare(
 def both_halves(a, b): # Records of a run and of the same with validation and test samples swapped
     "What tables read of a record"
     def part(p):
-        means = {k: (v + b[p][k]) / 2 for k, v in a[p].items() if isinstance(v, float)}
+        means = {k: (v + b[p][k]) / 2 for k, v in a[p].items() if isinstance(v, float) and k != 'certified_recall'}
         return means | dict(confusion=(np.add(a[p]['confusion'], b[p]['confusion'])).tolist())
     return dict(train_accuracy=(a['train_accuracy'] + b['train_accuracy']) / 2, **{p: part(p) for p in ('validation', 'test')})
 

@@ -49,7 +49,8 @@ def test_a_parameter_goes_to_the_studies_that_have_it(ncdo, tmp_path):
 
 
 def test_a_preset_without_some_studies(ncdo, tmp_path):
-    assert studies_at('paper-64px') == ['table2', 'table3', 'table4'] and studies_at('paper') == list(studies())
+    assert studies_at('paper-64px') == ['table2', 'table3', 'table4'] and studies_at('beyond') == ['beyond']
+    assert studies_at('paper') == [s for s in studies() if s != 'beyond']
     status, _, err = ncdo('paper', 'figure1', '--preset', 'paper-64px', '--out', tmp_path)
     assert status == 2 and "unknown preset of figure1 'paper-64px'; use one of smoke, quick, paper" in err
     plain, _ = search_specs('paper', 'tiny-imagenet-lt', .5, 0, [1])
