@@ -306,7 +306,7 @@ def _cross_evaluate(self:GoalClassifier, heads, sample, fold, p, predicted):
     self.interval_ = objective_interval(self.problem_, as_many * self.confusion_)
     self.confusion_ = self.confusion_.numpy()
 
-# %% ../nbs/21_features.ipynb #2bd02fa5
+# %% ../nbs/21_features.ipynb #08d7c574
 @patch
 def _keep(self:GoalClassifier, heads):
     "Weights and intercepts for the features as they come, as scikit-learn's networks have them"
@@ -321,7 +321,7 @@ def _keep(self:GoalClassifier, heads):
 @patch
 def _scores(self:GoalClassifier, X):
     check_is_fitted(self)
-    x = torch.from_numpy(validate_data(self, X, dtype=np.float64, reset=False))
+    x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
     layers = list(zip(self.coefs_, self.intercepts_))
     for i, (W, b) in enumerate(layers):
         x = (torch.nn.functional.gelu(x) if i else x) @ torch.from_numpy(W) + torch.from_numpy(b)
