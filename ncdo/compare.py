@@ -36,7 +36,7 @@ def _travel():
     chosen = long[long.choice == 1].set_index('individual')['mode'].reindex(wide.index)
     return np.hstack([wide, person.reindex(wide.index)]), chosen.to_numpy(int)
 
-# %% ../nbs/22_tables.ipynb #c47244e0
+# %% ../nbs/22_tables.ipynb #0966bc18
 TABLES = { # Features and labels; how many of each class to train on, at most
     'digits': (lambda: load_digits(return_X_y=True), np.geomspace(120, 8, 10)),
     'wine': (lambda: load_wine(return_X_y=True), (6, 45, 12)),
@@ -45,6 +45,7 @@ TABLES = { # Features and labels; how many of each class to train on, at most
     'marriage (fair)': (lambda: _columns('fair', 'rate_marriage'), (1000,) * 5),
     'travel (modechoice)': (_travel, None)}
 
+# %% ../nbs/22_tables.ipynb #7339f708
 def halves(
     name, # Of a table
     seed # Of the split
@@ -56,7 +57,7 @@ def halves(
     if most is not None: train = np.concatenate([train[y[train] == c][:round(n)] for c, n in zip(np.unique(y), most)])
     return X[train], y[train], X[test], y[test]
 
-# %% ../nbs/22_tables.ipynb #c9468881
+# %% ../nbs/22_tables.ipynb #f836add6
 def geometric_mean_recall(y, predicted): # (n,) labels each
     "Geometric mean of the recalls"
     return np.prod(recall_score(y, predicted, average=None)) ** (1 / len(np.unique(y)))
@@ -71,7 +72,7 @@ def worst_recall_of(y, predicted): return recall_score(y, predicted, average=Non
 SCORES = {'worst class': worst_recall_of, 'G-mean': geometric_mean_recall, 'macro-F1': macro_f1}
 GOALS = {'worst class': worst_case_recall, 'G-mean': geometric_mean_goal, 'macro-F1': macro_f1_goal}
 
-# %% ../nbs/22_tables.ipynb #e893c974
+# %% ../nbs/22_tables.ipynb #bce1ad41
 def rivals(
     binary, # Are there two classes?
     score # Name in `SCORES`, for what is tuned
@@ -87,7 +88,7 @@ def rivals(
     if binary: models['threshold'] = scaled(TunedThresholdClassifierCV(plain, scoring=make_scorer(SCORES[score])))
     return models | {'goal': scaled(GoalClassifier(GOALS[score]))}
 
-# %% ../nbs/22_tables.ipynb #e48ea51c
+# %% ../nbs/22_tables.ipynb #c27399c6
 def compare(
     tables=None, # Names in `TABLES`; all unless given
     splits=20 # Halves of each
@@ -110,7 +111,7 @@ def _fitted(rule, X, y):
         warnings.simplefilter('ignore') # Of solvers and folds: what counts is the score
         return rule.fit(X, y)
 
-# %% ../nbs/22_tables.ipynb #4837a976
+# %% ../nbs/22_tables.ipynb #f73b6633
 def leads(
     results # What `compare` returns
 ): # Data frames: mean over the splits of the goal's lead over each rival; its standard error
@@ -120,6 +121,7 @@ def leads(
     groups = ahead.groupby(level=[0, 1], sort=False)
     return groups.mean(), groups.sem()
 
+# %% ../nbs/22_tables.ipynb #84edddb8
 def verdicts(
     results # What `compare` returns
 ): # Lines
@@ -141,5 +143,5 @@ def main(splits, path=None): # How many; a CSV file to write
     if path: results.to_csv(path, index=False)
     print(means(results).round(3).to_string(), *verdicts(results), sep='\n')
 
-# %% ../nbs/22_tables.ipynb #c0d4adab
+# %% ../nbs/22_tables.ipynb #08e7ce85
 if __name__ == '__main__' and '__file__' in globals(): main(*sys.argv[1:])

@@ -75,7 +75,7 @@ class Heads:
         first, last = torch.randn(r, 1, h, generator=g) / r ** .5, torch.randn(1, h, m, generator=g) / h ** .5
         return [first.repeat(1, K, 1), last.repeat(K, 1, 1), torch.zeros(K, 1, m)]
 
-# %% ../nbs/21_features.ipynb #1fd9d370
+# %% ../nbs/21_features.ipynb #5c74deea
 @patch
 def scores(self:Heads): # (K, n, m)
     "Scores of every example by every head"
@@ -90,7 +90,7 @@ def _penalty(self:Heads):
     if self.hidden is not None: squares = squares + self.parts[1].square().sum()
     return squares * (1 if self.m == 2 else .5)
 
-# %% ../nbs/21_features.ipynb #2f83752e
+# %% ../nbs/21_features.ipynb #a9486f29
 @patch
 def fit(self:Heads,
     log_diag, # (K, m) or (m,) log D
@@ -124,7 +124,7 @@ def held_out(self:Heads, fold): # (n,) which head judges each example -> (n, m)
     fold = fold.to(self.x.device)
     return self.scores().detach()[fold, torch.arange(len(fold), device=fold.device)].softmax(-1).cpu()
 
-# %% ../nbs/21_features.ipynb #ea0340d8
+# %% ../nbs/21_features.ipynb #b5d0b41b
 def probabilities_of(
     shares, # (n, m) softmax of scores
     gain # (m, m) the gain they were trained for
@@ -136,7 +136,7 @@ def probabilities_of(
     p = (p / p.sum(-1, keepdim=True)).clamp(min=1e-12)
     return p / p.sum(-1, keepdim=True)
 
-# %% ../nbs/21_features.ipynb #451285a0
+# %% ../nbs/21_features.ipynb #b204758c
 def objective_interval(
     problem, # `Problem`
     confusion, # (m, m) counts
@@ -149,7 +149,7 @@ def objective_interval(
     rows = rows / rows.sum(-1, keepdim=True) * confusion.sum(-1, keepdim=True)
     return np.quantile(problem.objective(rows).numpy(), [.025, .975])
 
-# %% ../nbs/21_features.ipynb #61b97c83
+# %% ../nbs/21_features.ipynb #3cf1ccfc
 class GoalClassifier(ClassifierMixin, BaseEstimator):
     "A classifier of features, trained for a goal"
     def __init__(self,
@@ -177,7 +177,7 @@ class GoalClassifier(ClassifierMixin, BaseEstimator):
         self._keep(whole)
         return self
 
-# %% ../nbs/21_features.ipynb #2f6742aa
+# %% ../nbs/21_features.ipynb #8b089b21
 @patch
 def _check_fit(self:GoalClassifier, X, y, sample_weight):
     "Features, class indices, weights, which examples each head learns from (K, n), and the fold of each; without examples of weight 0"
@@ -203,7 +203,7 @@ def _check_options(self:GoalClassifier):
         whole = lambda x: isinstance(x, numbers.Integral) and x >= least
         _number(getattr(self, name), name, whole, f'be a whole number, at least {least}')
 
-# %% ../nbs/21_features.ipynb #01d58a59
+# %% ../nbs/21_features.ipynb #5788ff71
 @patch
 def _folds(self:GoalClassifier, X, y, kept):
     "Which examples each head learns from, (K, n) bool, and the fold of each (n,)"
@@ -227,7 +227,7 @@ def _splits(self:GoalClassifier, X, y, kept):
     pairs = StratifiedKFold(K, shuffle=True, random_state=self.random_state).split(kept, y[kept])
     return [(kept[rest], kept[held]) for rest, held in pairs]
 
-# %% ../nbs/21_features.ipynb #e5b41f53
+# %% ../nbs/21_features.ipynb #d0f8db87
 @patch
 def _problem(self:GoalClassifier):
     "The goal for the class shares of the sample"
@@ -239,7 +239,7 @@ def _problem(self:GoalClassifier):
 @patch
 def _tables(self:GoalClassifier, gain): return head_tables(gain, self.loss, self.priors_)
 
-# %% ../nbs/21_features.ipynb #66d0ac58
+# %% ../nbs/21_features.ipynb #862a215f
 @patch
 def _place(self:GoalClassifier, X, w):
     "Where the features go before a head sees them: to other axes if it is linear, to deviations of 1 if it has a hidden layer"
@@ -259,7 +259,7 @@ def _heads(self:GoalClassifier, X, y, weight):
     seed = np.random.RandomState(self.random_state).randint(2**31) if not isinstance(self.random_state, np.random.RandomState) else 0
     return Heads((X - mean) @ axes, y, self.C * weight, len(self.classes_), length, hidden, seed)
 
-# %% ../nbs/21_features.ipynb #98f53afd
+# %% ../nbs/21_features.ipynb #8b21be9e
 @patch
 def _find_gain(self:GoalClassifier, heads, sample, fold): # Class indices and weights of the sample
     "Train the heads for a gain, look for a better one on what they say of examples they have not seen, and so on"
@@ -278,7 +278,7 @@ def _find_gain(self:GoalClassifier, heads, sample, fold): # Class indices and we
     self.gain_, self.objective_, self.violations_ = self.history_[judge.best].values()
     return trail[judge.best][1:]
 
-# %% ../nbs/21_features.ipynb #29585705
+# %% ../nbs/21_features.ipynb #8a6007c8
 def _confusion(problem, sample, predicted):
     y, w = sample
     return sample_confusion(y, predicted, w / w.sum(), problem.m)
@@ -289,7 +289,7 @@ def _shifted(problem, p, sample):
         warnings.simplefilter('ignore') # That nothing is better than the probabilities as they are is no news here
         return post_shift(problem, p, *sample, iterations=200)[0]
 
-# %% ../nbs/21_features.ipynb #f5708061
+# %% ../nbs/21_features.ipynb #ec408abd
 @patch
 def _cross_evaluate(self:GoalClassifier, heads, sample, fold, p, predicted):
     "What heads are worth that have seen the example neither in training nor in the choice of their gain; with an interval"
@@ -306,7 +306,7 @@ def _cross_evaluate(self:GoalClassifier, heads, sample, fold, p, predicted):
     self.interval_ = objective_interval(self.problem_, as_many * self.confusion_)
     self.confusion_ = self.confusion_.numpy()
 
-# %% ../nbs/21_features.ipynb #08d7c574
+# %% ../nbs/21_features.ipynb #30c067f1
 @patch
 def _keep(self:GoalClassifier, heads):
     "Weights and intercepts for the features as they come, as scikit-learn's networks have them"
@@ -322,12 +322,11 @@ def _keep(self:GoalClassifier, heads):
 def _scores(self:GoalClassifier, X):
     check_is_fitted(self)
     x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
-    layers = list(zip(self.coefs_, self.intercepts_))
-    for i, (W, b) in enumerate(layers):
-        x = (torch.nn.functional.gelu(x) if i else x) @ torch.from_numpy(W) + torch.from_numpy(b)
-    return x
+    (W, *last_W), (b, *last_b) = [[torch.tensor(v) for v in kind] for kind in (self.coefs_, self.intercepts_)]
+    first = x @ W + b
+    return torch.nn.functional.gelu(first) @ last_W[0] + last_b[0] if last_W else first
 
-# %% ../nbs/21_features.ipynb #7a185794
+# %% ../nbs/21_features.ipynb #6b78ac0b
 @patch
 def decision_function(self:GoalClassifier, X): # (n, d) -> (n, m); (n,) for two classes, positive for the second
     "Scores, the largest of which is predicted"

@@ -1,5 +1,5 @@
 "GoalClassifier: scikit-learn's own checks, its conventions, other people's solutions, and what goes wrong"
-import pickle, warnings, joblib, numpy as np, pandas as pd, pytest, torch
+import pickle, joblib, numpy as np, pandas as pd, pytest, torch
 from functools import partial
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
@@ -11,8 +11,8 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 import ncdo
 from ncdo.features import GoalClassifier, head_tables, probabilities_of
-from ncdo.gains import (InputError, Problem, accuracy_goal, average_recall_goal, bayes_rule, confusion_matrix,
-    cost_matrix_goal, coverage_constraint, recall, recall_constraint, worst_case_recall, worst_recall)
+from ncdo.gains import (InputError, accuracy_goal, average_recall_goal, confusion_matrix,
+    cost_matrix_goal, coverage_constraint, recall_constraint, worst_case_recall, worst_recall)
 from ncdo.goals import geometric_mean_goal, macro_f1_goal
 from ncdo.postshift import PostShiftClassifier
 
@@ -253,5 +253,4 @@ class TestPostShift:
         assert tuned.predict(X).mean() > 0
 
 
-def test_it_is_found_at_the_top():
-    assert ncdo.GoalClassifier is GoalClassifier and ncdo.cost_matrix_goal is cost_matrix_goal
+def test_it_is_found_at_the_top(): assert ncdo.GoalClassifier is GoalClassifier and ncdo.cost_matrix_goal is cost_matrix_goal
