@@ -10,12 +10,13 @@ from importlib import import_module
 
 __version__ = '0.2.0.dev0'
 _ROOMS = dict(
-    gains='InputError Problem accuracy_goal average_recall_goal balanced_coverage_constraint class_priors confusion_matrix coverage_constraint '
-        'head_tail_groups precision_constraint recall recall_constraint worst_case_recall',
+    gains='InputError Problem accuracy_goal average_recall_goal balanced_coverage_constraint class_priors confusion_matrix cost_matrix_goal '
+        'coverage_constraint head_tail_groups precision_constraint recall recall_constraint worst_case_recall',
     goals='alpha_fair_goal constrained geometric_mean_goal harmonic_mean_goal macro_f1_goal mean_iou_goal micro_f1_goal quadratic_mean_goal '
         'recall_at_precision soft_min_goal worst_f1_goal worst_k_goal',
     losses='CostSensitiveLoss', distillation='DistilledLoss', reductions='SaddlePoint StochasticClassifier',
-    samples='certified_recall recall_intervals', postshift='PostShiftClassifier post_shift', adapters='measure_confusion update_gain', data='load')
+    samples='certified_recall recall_intervals', postshift='PostShiftClassifier post_shift', features='GoalClassifier',
+    adapters='measure_confusion update_gain', data='load')
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 __all__ = sorted(_HOME)
 

@@ -7,7 +7,7 @@ __all__ = ['DOMAINS', 'accuracy', 'recall', 'precision', 'coverage', 'balanced_c
            'worst_recall', 'InputError', 'confusion_matrix', 'at_priors', 'check_priors', 'class_priors',
            'geometric_mean', 'geometric_mean_gain', 'Problem', 'ClassProblem', 'head_tail_groups', 'group_mean',
            'worst_case_recall', 'recall_constraint', 'precision_constraint', 'coverage_constraint',
-           'balanced_coverage_constraint', 'accuracy_goal', 'average_recall_goal', 'bayes_rule']
+           'balanced_coverage_constraint', 'accuracy_goal', 'average_recall_goal', 'cost_matrix_goal', 'bayes_rule']
 
 # %% ../nbs/00_gains.ipynb #aaf24ef3
 import copy, numbers, torch
@@ -658,6 +658,19 @@ def average_recall_goal(priors, target_priors=None): # (m,) training priors
     "Maximise the average recall, without constraints: G = diag(1 / (m priors))"
     p = _class_mix(priors, target_priors)
     return ClassProblem(priors, target_priors, objective=1 / (len(p) * p))
+
+# %% ../nbs/00_gains.ipynb #d9c6a2e1
+def cost_matrix_goal(
+    costs, # (m, m) what each answer costs, rows true, columns predicted
+    priors, # (m,) training priors
+    target_priors=None # (m,) class mix at which the cost is meant
+):
+    "Minimise the expected cost, without constraints: G = -costs; the objective is minus the cost of an average example"
+    m, costs = len(check_priors(priors)), _tensor(costs, 'costs', torch.float64)
+    if costs.shape != (m, m) or not costs.isfinite().all():
+        raise InputError(f'costs has shape {tuple(costs.shape)}; give a finite number for each of {m} true classes '
+            f'(rows) and {m} answers (columns)')
+    return Problem(-costs, torch.zeros(0, m, m), (), priors, target_priors)
 
 # %% ../nbs/00_gains.ipynb #2a41ce78
 def bayes_rule(
