@@ -184,8 +184,20 @@ def described(dataset, objective, loss, seed, preset, teacher, epochs, data, giv
     if own and steps and 'update_every' not in given: pace['update_every'] = -(-steps // UPDATES)
     return dataclasses.replace(spec, recipe=dataclasses.replace(spec.recipe, **pace)).settled(loaded.class_names), loaded
 
+def _taught(teacher, given): # Folder of a finished run; {option: value}
+    "What a student takes over from its teacher"
+    taught = read_record(teacher)
+    if taught is None: raise InputError(f'{teacher} holds no record of a finished run to learn from')
+    found = dict(teacher='+'.join(taught.get('members', [taught['id']])))
+    for name in ('split_seed', 'swapped'):
+        found[name] = theirs = taught['spec'].get(name, getattr(Spec, name))
+        if given.get(name, theirs) != theirs:
+            raise InputError(f"--{name.replace('_', '-')} is {given[name]}, the teacher's {theirs}; leave it out")
+    return found
+
+# %% ../nbs/08_cli.ipynb #2d47f86e
 def _begun(dataset, given): # {option: value}
-    "What weights to start from say of themselves, where nothing else is asked for: their network, and the size of their images"
+    "What the weights to start from say: their network, and the size for a folder's images"
     if not given.get('weights'): return {}
     said = describe(given.get('model'), given['weights'])
     found = {} if 'model' in given else dict(model=said.model)
@@ -198,17 +210,6 @@ def _as_seen(spec, data): # `Spec` with weights to start from; `Data`
     side = describe(spec.model, spec.weights).side
     smaller = side and not spec.image_size and max(data.x.shape[-2:]) < side
     return f'{spec.model}@{side}' if smaller and '@' not in spec.model else spec.model
-
-def _taught(teacher, given): # Folder of a finished run; {option: value}
-    "What a student takes over from its teacher"
-    taught = read_record(teacher)
-    if taught is None: raise InputError(f'{teacher} holds no record of a finished run to learn from')
-    found = dict(teacher='+'.join(taught.get('members', [taught['id']])))
-    for name in ('split_seed', 'swapped'):
-        found[name] = theirs = taught['spec'].get(name, getattr(Spec, name))
-        if given.get(name, theirs) != theirs:
-            raise InputError(f"--{name.replace('_', '-')} is {given[name]}, the teacher's {theirs}; leave it out")
-    return found
 
 # %% ../nbs/08_cli.ipynb #851991a7
 def _on_record(out, runs, loaded): # Folder; `Ensemble`, maybe of one run; `Data`
@@ -411,7 +412,7 @@ def export(run: Path = typer.Argument(..., help='folder of a finished run')):
     path, difference = export_onnx(run)
     print(f'model: {path} (largest difference to PyTorch {difference:.1g})')
 
-# %% ../nbs/08_cli.ipynb #6907fb08
+# %% ../nbs/08_cli.ipynb #af816a6f
 @app.command()
 # chkstyle: ignore-node
 def embed(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LARGE', 'TWICE', 'KNOWN', 'NETWORKS', 'StackedLinear', 'widen', 'ConvNorm', 'Pad', 'Block', 'Stem', 'ResNet',
-           'Enlarge', 'MLP', 'timm_entry', 'enlarged', 'model_source', 'source_hash', 'Alone', 'build']
+           'Enlarge', 'MLP', 'enlarged', 'model_source', 'timm_entry', 'source_hash', 'Alone', 'build']
 
 # %% ../nbs/04_networks.ipynb #58108c3d
 import copy, difflib, functools, hashlib, importlib, math, os, re, sys, torch, torch.nn.functional as F
@@ -165,16 +165,6 @@ def _entry(model):
     matches = ((make, re.fullmatch(pattern, model)) for pattern, make in NETWORKS.items())
     return next(((make, found) for make, found in matches if found), None)
 
-# %% ../nbs/04_networks.ipynb #8173c2f7
-def timm_entry(name): # Of a network, perhaps with a tag: resnet18.a1_in1k
-    "What timm says of a network and its weights, or one line on a name that it does not know"
-    timm = optional('timm', 'timm')
-    if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), 1) or ['one of timm.list_models()']
-        raise InputError(f"unknown timm model '{name}'; perhaps {near[0]} is meant")
-    try: return timm.get_pretrained_cfg(name)
-    except RuntimeError as e: raise InputError(f"unknown timm model '{name}' ({e}); leave out the tag") from None
-
 # %% ../nbs/04_networks.ipynb #c5afc72a
 def enlarged(model): # Name of a network
     "The name without, and the side after, its @"
@@ -199,6 +189,16 @@ def model_source(model): # Name of a network
     if name in models.list_models(module=models): return 'torchvision'
     if depth: return 'ncdo'
     raise InputError(f"unknown model '{model}'; {KNOWN}")
+
+# %% ../nbs/04_networks.ipynb #f7cf20fa
+def timm_entry(name): # Of a network, perhaps with a tag: resnet18.a1_in1k
+    "What timm says of a network and its weights, or one line on a name that it does not know"
+    timm = optional('timm', 'timm')
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), 1) or ['one of timm.list_models()']
+        raise InputError(f"unknown timm model '{name}'; perhaps {near[0]} is meant")
+    try: return timm.get_pretrained_cfg(name)
+    except RuntimeError as e: raise InputError(f"unknown timm model '{name}' ({e}); leave out the tag") from None
 
 # %% ../nbs/04_networks.ipynb #b34359b8
 def source_hash(model): # 'package.module:factory'

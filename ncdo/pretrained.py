@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['OF_RUN', 'READERS', 'WRAPPERS', 'DEFAULT', 'check_file', 'read_weights', 'bare', 'Description', 'describe', 'head_of',
-           'default_weights', 'Start', 'misfits', 'enter', 'locate_weights', 'weights_hash', 'found_images',
-           'head_input', 'embed', 'write_arrays']
+           'default_weights', 'Start', 'misfits', 'locate_weights', 'weights_hash', 'found_images', 'head_input',
+           'embed', 'write_arrays']
 
-# %% ../nbs/04c_pretrained.ipynb #5dd145ac
+# %% ../nbs/04c_pretrained.ipynb #7420ef15
 import contextlib, dataclasses, functools, hashlib, io, json, logging, pickle, torch, warnings, numpy as np
 from concurrent.futures import ThreadPoolExecutor
+from fastcore.basics import patch
 from pathlib import Path
 from .common import optional, write_atomically
 from .gains import InputError
@@ -17,7 +18,7 @@ from .images import class_files, file_stamp, images_in, part_folders, read_image
 from .networks import build, enlarged, model_source, timm_entry
 from .stacks import pick_device
 
-# %% ../nbs/04c_pretrained.ipynb #2eae82af
+# %% ../nbs/04c_pretrained.ipynb #2a3f7f40
 OF_RUN = {'model', 'shape'} # What the weights of a run say beside their tensors
 
 @contextlib.contextmanager
@@ -27,7 +28,8 @@ def _opened(path):
     try:
         with safe_open(path, 'pt') as f: yield f, f.metadata() or {}
     except (OSError, SafetensorError) as e:
-        raise InputError(f'weights {path} cannot be read ({_told(e)}); fetch them again') from None
+        raise InputError(f'weights {path} cannot be read ({_told(e)}); '
+            'fetch them again') from None
 
 def _safetensors(path):
     with _opened(path) as (f, facts):
@@ -36,20 +38,21 @@ def _safetensors(path):
 
 def _told(e): return f'{type(e).__name__}: {" ".join(str(e).split()):.120}'
 
-# %% ../nbs/04c_pretrained.ipynb #00797551
+# %% ../nbs/04c_pretrained.ipynb #11de2acd
 def _state_dict(path):
     try: found = torch.load(path, map_location='cpu', weights_only=True)
     except pickle.UnpicklingError as e:
-        if 'global' not in str(e).lower(): raise InputError(f'weights {path} are damaged, or no weights at all; fetch them again') from None
+        if 'global' not in str(e).lower(): raise InputError(f'weights {path} are damaged; fetch them again') from None
         raise InputError(f'weights {path} hold more than tensors, which may run code when it is opened, '
             'so they are refused; save their state_dict() with safetensors') from None
     except Exception as e:
-        raise InputError(f'weights {path} cannot be read ({_told(e)}); fetch them again') from None
+        raise InputError(f'weights {path} cannot be read ({_told(e)}); '
+            'fetch them again') from None
     for name in ('state_dict', 'model_state_dict', 'model'): # Of a checkpoint that holds more than weights
         if isinstance(found, dict) and isinstance(found.get(name), dict): found = found[name]
     return {k: v for k, v in found.items() if torch.is_tensor(v)} if isinstance(found, dict) else {}
 
-# %% ../nbs/04c_pretrained.ipynb #a9887477
+# %% ../nbs/04c_pretrained.ipynb #e2cedb7a
 READERS = {'.safetensors': _safetensors} | dict.fromkeys(['.pt', '.pth', '.bin'], _state_dict)
 
 def check_file(path): # Of weights
@@ -57,7 +60,8 @@ def check_file(path): # Of weights
     path = Path(path)
     if not path.is_file(): raise InputError(f'weights {path} are no file; give one, or DEFAULT')
     if path.suffix not in READERS:
-        raise InputError(f"weights {path} end in '{path.suffix}'; files of weights end in {', '.join(READERS)}")
+        raise InputError(f"weights {path} end in '{path.suffix}'; "
+            f"files of weights end in {', '.join(READERS)}")
     return path
 
 def read_weights(path): # File
@@ -66,17 +70,16 @@ def read_weights(path): # File
     if not tensors: raise InputError(f'weights {path} hold no tensors by name; save a state_dict()')
     return tensors
 
-# %% ../nbs/04c_pretrained.ipynb #69884204
+# %% ../nbs/04c_pretrained.ipynb #977b9372
 WRAPPERS = 'module.', '_orig_mod.', 'model.', 'net.'
 
 def bare(named): # {name: anything}
     "The same in the same order, without what wrappers put before all of the names"
     shared = lambda p: all(k.startswith(p) for k in named)
-    while named and (prefix := next(filter(shared, WRAPPERS), None)):
-        named = {k.removeprefix(prefix): v for k, v in named.items()}
+    while named and (p := next(filter(shared, WRAPPERS), None)): named = {k.removeprefix(p): v for k, v in named.items()}
     return named
 
-# %% ../nbs/04c_pretrained.ipynb #b8440e70
+# %% ../nbs/04c_pretrained.ipynb #7ad62ec8
 DEFAULT = 'DEFAULT'
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +104,12 @@ def _said_by_run(path):
     with _opened(path) as (f, facts):
         if not OF_RUN <= facts.keys(): return None
         model, shape = [json.loads(facts[k]) for k in ('model', 'shape')]
-        if isinstance(model, list): raise InputError(f'weights {path} are those of an ensemble; give the weights of one of its members')
+        if isinstance(model, list):
+            raise InputError(f'weights {path} are those of an ensemble; '
+                'give the weights of one of its members')
         return Description(model, tuple(shape), *[tuple(f.get_tensor(k).tolist()) for k in ('mean', 'std')])
 
-# %% ../nbs/04c_pretrained.ipynb #cb7fac22
+# %% ../nbs/04c_pretrained.ipynb #343da88f
 def describe(
     model, # Name of the network; None for the weights of a run
     weights # File, or DEFAULT
@@ -112,25 +117,30 @@ def describe(
     "What weights say of themselves, or what is known about their network"
     said = None if weights == DEFAULT else _said_by_run(weights)
     if said: return dataclasses.replace(said, model=model or said.model)
-    if not model: raise InputError(f'weights {weights} do not say which network they are of; give its name as --model')
+    if not model:
+        raise InputError(f'weights {weights} do not say which network they are of; '
+            'give its name as --model')
     source, name = model_source(model), enlarged(model)[0].rpartition(':')[2]
     in_pixels = lambda *moments: [tuple(255 * v for v in t) for t in moments]
     if source == 'torchvision':
         how = _torchvision_entry(name, weights).transforms()
         moments = ([.5] * 3,) * 2 if name in ('googlenet', 'inception_v3') else (how.mean, how.std)
         return Description(model, (3, *how.crop_size * 2), *in_pixels(*moments))
-    if source == 'timm': return Description(model, (said := timm_entry(name)).input_size, *in_pixels(said.mean, said.std))
+    if source == 'timm':
+        how = timm_entry(name)
+        return Description(model, how.input_size, *in_pixels(how.mean, how.std))
     if weights == DEFAULT:
-        raise InputError(f"model '{model}' has no DEFAULT weights; torchvision:NAME and timm:NAME have, or give a file")
+        raise InputError(f"model '{model}' has no DEFAULT weights; "
+            'torchvision:NAME and timm:NAME have, or give a file')
     return Description(model)
 
-# %% ../nbs/04c_pretrained.ipynb #aa05c433
+# %% ../nbs/04c_pretrained.ipynb #ba260734
 def head_of(net, model, shape, num_classes, stack=1): # As `build` made it, and what it was given; K
     "Bare names of the tensors that the number of classes decides"
     other = bare(build(model, shape, num_classes + 1, [0] * stack).state_dict())
     return [k for k, v in bare(net.state_dict()).items() if v.shape != other[k].shape]
 
-# %% ../nbs/04c_pretrained.ipynb #9b13839f
+# %% ../nbs/04c_pretrained.ipynb #2a91e575
 def default_weights(model): # Name of a network of torchvision's or timm's
     "The tensors that its hub offers, downloaded unless they are here already"
     source, name = model_source(model), enlarged(model)[0].rpartition(':')[2]
@@ -159,7 +169,7 @@ class Start:
             warnings.warn(f'weights {weights} do not say how images are to be normalised; '
                 "the training sample's mean and deviation are taken")
 
-# %% ../nbs/04c_pretrained.ipynb #0074f259
+# %% ../nbs/04c_pretrained.ipynb #f8f6c364
 def _few(names): return ', '.join(names[:3]) + f' and {len(names) - 3} more' * (len(names) > 3)
 
 def misfits(given, wanted, head): # {bare name: shape} of the file and of the network; names of its head
@@ -173,10 +183,11 @@ def misfits(given, wanted, head): # {bare name: shape} of the file and of the ne
     found = {'lack': missing, 'also have': more, 'have other shapes of': other}
     return '; they '.join(f'{what} {_few(names)}' for what, names in found.items() if names)
 
-# %% ../nbs/04c_pretrained.ipynb #4454f381
+# %% ../nbs/04c_pretrained.ipynb #de83451f
+@patch
 @torch.no_grad()
 def enter(
-    self, net, model, shape, num_classes, # As `build` made it, and what it was given
+    self:Start, net, model, shape, num_classes, # As `build` made it, and what it was given
     stack=1 # K
 ): # Names of the tensors of the head
     "Put the weights into every member of a stack, and freeze all but the head if that is wanted"
@@ -184,8 +195,8 @@ def enter(
     own, head = bare(state), head_of(net, model, shape, num_classes, stack)
     one = {k: (v.shape[0] // stack, *v.shape[1:]) if v.ndim else () for k, v in own.items()}
     given = {k: tuple(v.shape) for k, v in self.tensors.items()}
-    if wrong := misfits(given, one, head):
-        raise InputError(f"weights {self.weights} are not those of '{model}': they {wrong}")
+    wrong = misfits(given, one, head)
+    if wrong: raise InputError(f"weights {self.weights} are not those of '{model}': they {wrong}")
     kept = all(given.get(k) == one[k] for k in head) # The head of the file
     for k, v in own.items():
         if k not in given or k in head and not kept: continue
@@ -194,14 +205,13 @@ def enter(
     if self.freeze:
         for name, p in net.named_parameters(): p.requires_grad_(name in head)
     return head
-Start.enter = enter
 
-# %% ../nbs/04c_pretrained.ipynb #763a6940
-def locate_weights(model, weights): # Name of the network; file or DEFAULT
+# %% ../nbs/04c_pretrained.ipynb #bc661b02
+def locate_weights(model, weights, freeze): # Name of the network; file, DEFAULT or ''; leave them as they are?
     "DEFAULT as it is, a path made absolute; it may be gone once a run is on record"
-    if weights == DEFAULT:
-        describe(model, DEFAULT)
-        return weights
+    if freeze and not weights: raise InputError('freeze is for weights to start from; give --weights too')
+    if weights == DEFAULT: describe(model, DEFAULT) # Refuses where there are none
+    if weights in ('', DEFAULT): return weights
     path = Path(weights).absolute()
     return str(path if Path(weights).is_absolute() else check_file(path))
 
@@ -216,7 +226,7 @@ def weights_hash(model, weights): # Name of the network; file or DEFAULT
     if model_source(model) == 'timm': return f'timm {timm_entry(name).architecture}.{timm_entry(name).tag}'
     return str(_torchvision_entry(name, DEFAULT))
 
-# %% ../nbs/04c_pretrained.ipynb #55c55555
+# %% ../nbs/04c_pretrained.ipynb #4b6703ee
 def found_images(folder): # Of images, or of a folder for each class
     "Its image files, and the class of each if it has folders of classes"
     folder = Path(folder)
@@ -233,7 +243,7 @@ def found_images(folder): # Of images, or of a folder for each class
     if not files: raise InputError(f'{folder} holds no images')
     return files, None
 
-# %% ../nbs/04c_pretrained.ipynb #78b12651
+# %% ../nbs/04c_pretrained.ipynb #d06234f8
 def head_input(net, name, stacked): # As `build` made it; a tensor of its head; does the head see a stack of one?
     "A function of (n, c, h, w) images that gives the (n, d) numbers which the head sees"
     seen = []
@@ -245,7 +255,7 @@ def head_input(net, name, stacked): # As `build` made it; a tensor of its head; 
         return z.flatten(2).mean(-1) if z.ndim > 2 else z
     return features
 
-# %% ../nbs/04c_pretrained.ipynb #adf232e2
+# %% ../nbs/04c_pretrained.ipynb #2a4238f9
 @torch.no_grad()
 def embed(
     folder, # Of images, or of a folder for each class

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['GOALS', 'SETTINGS', 'CONSTRAINTS', 'FIRST_SETTINGS', 'FIRST_FIELDS', 'TARGETS', 'PARTS', 'PRESETS', 'BEYOND',
            'GENTLE', 'UPDATES', 'one_of', 'Goal', 'counted', 'check_targets', 'targets_of', 'most_frequent',
-           'check_model', 'Spec', 'sample_metrics', 'measured', 'metrics', 'assessment', 'make_record', 'write_weights',
-           'read_record', 'write_record', 'spec_of', 'priors_of', 'read_scores', 'names_of', 'same_data',
-           'check_records', 'differences', 'ensemble_id', 'Ensemble', 'ensemble_run', 'join_weights', 'read_shift',
-           'post_shift_run', 'recipe_spec', 'own_recipe']
+           'check_model', 'Spec', 'run_hash', 'sample_metrics', 'measured', 'metrics', 'assessment', 'make_record',
+           'write_weights', 'read_record', 'write_record', 'spec_of', 'priors_of', 'read_scores', 'names_of',
+           'same_data', 'check_records', 'differences', 'ensemble_id', 'Ensemble', 'ensemble_run', 'join_weights',
+           'read_shift', 'post_shift_run', 'recipe_spec', 'own_recipe']
 
 # %% ../nbs/07_runs.ipynb #147597e5
 import copy, dataclasses, functools, hashlib, importlib.metadata, io, json, math, platform, zipfile
@@ -201,17 +201,19 @@ class Spec:
         if 'teacher' in KINDS[self.loss].needs and not self.teacher: raise InputError(f"loss '{self.loss}' needs the labels of a teacher")
         if self.constraint: one_of(self.constraint, CONSTRAINTS, 'constraint')
         check_model(self.model)
-        if self.weights: object.__setattr__(self, 'weights', locate_weights(self.model, self.weights))
-        elif self.freeze: raise InputError('freeze is for weights to start from; give --weights too')
+        object.__setattr__(self, 'weights', locate_weights(self.model, self.weights, self.freeze))
 
     @functools.cached_property
-    def id(self):
-        "Hash of what decides the outcome; one's own images, networks and weights count by their content, wherever they lie"
-        fields = counted(self)
-        if self.dataset not in DATASETS: fields['dataset'] = self.data().split_hash
-        if model_source(self.model) == 'import': fields['source'] = source_hash(self.model)
-        if self.weights: fields['weights'] = weights_hash(self.model, self.weights)
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+    def id(self): return run_hash(self)
+
+# %% ../nbs/07_runs.ipynb #11ddcf13
+def run_hash(spec): # `Spec`
+    "12 hex digits; one's own images, networks and weights count by their content"
+    fields = counted(spec)
+    if spec.dataset not in DATASETS: fields['dataset'] = spec.data().split_hash
+    if model_source(spec.model) == 'import': fields['source'] = source_hash(spec.model)
+    if spec.weights: fields['weights'] = weights_hash(spec.model, spec.weights)
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 # %% ../nbs/07_runs.ipynb #86fd3481
 @patch(as_prop=True)

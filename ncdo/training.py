@@ -108,7 +108,7 @@ def look_up(pool, index, chance, mean, std, border): # mean, std (K, 1, c, 1, 1)
     else: x = pool[index][..., border:h - border, border:w - border]
     return (x.to(mean.dtype) - mean) / std
 
-# %% ../nbs/04a_training.ipynb #3b2bcb19
+# %% ../nbs/04a_training.ipynb #9a8d18d5
 def normalisation(members, start, dtype): # List of `Member`; `Start`, or None; torch dtype
     "(K, c) mean and deviation of pixels: as the weights to start from have it, or of the training samples"
     data, K = members[0].data, len(members)
