@@ -195,18 +195,19 @@ def _taught(teacher, given): # Folder of a finished run; {option: value}
             raise InputError(f"--{name.replace('_', '-')} is {given[name]}, the teacher's {theirs}; leave it out")
     return found
 
-# %% ../nbs/08_cli.ipynb #2d47f86e
+# %% ../nbs/08_cli.ipynb #5b4bc900
 def _begun(dataset, given): # {option: value}
     "What the weights to start from say: their network, and the size for a folder's images"
     if not given.get('weights'): return {}
     said = describe(given.get('model'), given['weights'])
     found = {} if 'model' in given else dict(model=said.model)
     asked = 'image_size' in given or '@' in given.get('model', '')
-    if said.side and Path(dataset).is_dir() and not asked: found['image_size'] = said.side
+    a_folder = dataset not in DATASETS and Path(dataset).is_dir()
+    if said.side and a_folder and not asked: found['image_size'] = said.side
     return found
 
 def _as_seen(spec, data): # `Spec` with weights to start from; `Data`
-    "Name of the network, with the size that its weights have seen where images of a fixed size are smaller"
+    "Name of the network, with the size that its weights have seen, if the images are smaller"
     side = describe(spec.model, spec.weights).side
     smaller = side and not spec.image_size and max(data.x.shape[-2:]) < side
     return f'{spec.model}@{side}' if smaller and '@' not in spec.model else spec.model
@@ -222,7 +223,9 @@ def _on_record(out, runs, loaded): # Folder; `Ensemble`, maybe of one run; `Data
     if not is_this and (found := differences(record, spec)): raise InputError(f'{out} holds the record of another run ({found}); choose another --out')
     same_data(record, loaded, out)
     what = 'its weights to start from were' if spec.weights else 'its source was'
-    if not is_this: raise InputError(f"{out} holds a run of {spec.model} as {what} then; bring that back, or choose another --out")
+    if not is_this:
+        raise InputError(f"{out} holds a run of {spec.model} as {what} then; "
+            'bring that back, or choose another --out')
     (out / 'checkpoint.safetensors').unlink(missing_ok=True)
     print(f'ncdo: {out} holds this run already; nothing was trained', file=sys.stderr)
     return record
@@ -412,15 +415,18 @@ def export(run: Path = typer.Argument(..., help='folder of a finished run')):
     path, difference = export_onnx(run)
     print(f'model: {path} (largest difference to PyTorch {difference:.1g})')
 
-# %% ../nbs/08_cli.ipynb #af816a6f
+# %% ../nbs/08_cli.ipynb #3432dc74
 @app.command()
 # chkstyle: ignore-node
 def embed(
-    photos: Path = typer.Argument(..., help='folder of images, or of a sub-folder of images for each class'),
-    weights: str = typer.Option(..., help='a file, .safetensors or a state dict, of torchvision, timm or a run; or DEFAULT, fetched from the hub'),
-    model: str = typer.Option(None, help='torchvision:NAME, timm:NAME or any other network; not needed for the weights of a run'),
+    photos: Path = typer.Argument(..., help='folder of images, or of a sub-folder for each class'),
+    weights: str = typer.Option(..., help='a file, .safetensors or a state dict, of torchvision, '
+        'timm or a run; or DEFAULT, fetched from the hub'),
+    model: str = typer.Option(None, help='torchvision:NAME, timm:NAME or any other network; '
+        'not needed for the weights of a run'),
     out: Path = typer.Option(Path('features.npz'), help='file to write'),
-    image_size: int = typer.Option(None, help='side in pixels to which images are brought; what the weights have seen unless given'),
+    image_size: int = typer.Option(None, help='side in pixels to which images are brought; '
+        'what the weights have seen unless given'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given")
 ):
     "Write the features of images as .npz: X, files and, for folders of classes, y and class_names"

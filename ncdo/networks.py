@@ -7,7 +7,8 @@ __all__ = ['LARGE', 'TWICE', 'KNOWN', 'NETWORKS', 'StackedLinear', 'widen', 'Con
            'Enlarge', 'MLP', 'enlarged', 'model_source', 'timm_entry', 'source_hash', 'Alone', 'build']
 
 # %% ../nbs/04_networks.ipynb #58108c3d
-import copy, difflib, functools, hashlib, importlib, math, os, re, sys, torch, torch.nn.functional as F
+import copy, difflib, functools, hashlib, importlib, math, os, re, sys
+import torch, torch.nn.functional as F
 from pathlib import Path
 from torch import nn
 from .common import optional
@@ -148,8 +149,8 @@ class MLP(nn.Module):
 
 # %% ../nbs/04_networks.ipynb #b1405311
 TWICE = 'resnet50', 'resnet152' # Of depth 6n+2, and in torchvision
-KNOWN = ('use resnet20, resnet56, ... (any depth 6n+2), resnet18 or resnet34 for large images, '
-    'resnet8-w8 for another width, mlp-128, the name of a torchvision classifier, timm:NAME, or package.module:factory')
+KNOWN = ('use resnet20, resnet56, ... (any depth 6n+2), resnet18 or resnet34, resnet8-w8, mlp-128, '
+    'the name of a torchvision classifier, timm:NAME, or package.module:factory')
 
 def _resnet(found, stack, shape, m):
     depth, width, pad = found.groups()
@@ -174,7 +175,7 @@ def enlarged(model): # Name of a network
     return name, int(side or 0)
 
 def model_source(model): # Name of a network
-    "Where it comes from: 'ncdo' (trains in stacks), 'torchvision', 'timm' or 'import' (train alone)"
+    "Where it is from: 'ncdo' (trains in stacks), 'torchvision', 'timm' or 'import' (train alone)"
     model = enlarged(model)[0]
     place, _, name = model.rpartition(':')
     if place == 'timm' and timm_entry(name): return 'timm'
@@ -190,15 +191,18 @@ def model_source(model): # Name of a network
     if depth: return 'ncdo'
     raise InputError(f"unknown model '{model}'; {KNOWN}")
 
-# %% ../nbs/04_networks.ipynb #f7cf20fa
+# %% ../nbs/04_networks.ipynb #9992b353
 def timm_entry(name): # Of a network, perhaps with a tag: resnet18.a1_in1k
     "What timm says of a network and its weights, or one line on a name that it does not know"
     timm = optional('timm', 'timm')
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), 1) or ['one of timm.list_models()']
-        raise InputError(f"unknown timm model '{name}'; perhaps {near[0]} is meant")
+        near = difflib.get_close_matches(name, timm.list_models(), 1)
+        meant = f'perhaps {near[0]} is meant' if near else 'timm.list_models() has their names'
+        raise InputError(f"unknown timm model '{name}'; {meant}")
     try: return timm.get_pretrained_cfg(name)
-    except RuntimeError as e: raise InputError(f"unknown timm model '{name}' ({e}); leave out the tag") from None
+    except RuntimeError as e:
+        raise InputError(f"unknown timm model '{name}' ({e}); "
+            'leave out the tag') from None
 
 # %% ../nbs/04_networks.ipynb #b34359b8
 def source_hash(model): # 'package.module:factory'
@@ -225,8 +229,9 @@ def _told(e): return f'{type(e).__name__}: {" ".join(str(e).split())}'
 
 def _timm(name, shape):
     "timm's function; networks of one size are made for that of the images"
-    said, more = timm_entry(name), {}
-    if said.fixed_input_size and said.input_size[1:] != tuple(shape[1:]): more = dict(img_size=tuple(shape[1:]))
+    said, size = timm_entry(name), tuple(shape[1:])
+    fixed = said.fixed_input_size and said.input_size[1:] != size
+    more = dict(img_size=size) if fixed else {}
     return functools.partial(optional('timm', 'timm').create_model, name, **more)
 
 def _factory(model, shape):
@@ -277,7 +282,7 @@ def _network(model, stack, shape, num_classes):
     return make(found, stack, shape, num_classes)
 
 def build(
-    model, # Name: resnet20, resnet8-w8, mlp-128, ..., resnet18@224, torchvision:resnet50, timm:resnet10t, package.module:factory
+    model, # Name: resnet20, mlp-128, ..., resnet18@224, torchvision:resnet50, timm:NAME, module:factory
     shape, # (channels, height, width) of an image
     num_classes, # m
     seeds # One for each member of the stack

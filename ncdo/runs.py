@@ -186,7 +186,8 @@ class Spec:
     max_multiplier: float = option(10., 'largest multiplier of a constraint', 'positive')
     tolerance: float = option(1e-3, 'violation up to which a constraint counts as met, at most a fiftieth of its bound', 'nonnegative')
     swapped: bool = option(False, 'exchange the validation and test samples', 'flag')
-    weights: str = option('', 'to start from: a file, .safetensors or a state dict, of torchvision, timm or a run; or DEFAULT, fetched from the hub')
+    weights: str = option('', 'to start from: a file, .safetensors or a state dict, of torchvision, timm '
+        'or a run; or DEFAULT, fetched from the hub')
     freeze: bool = option(False, 'leave those weights as they are, but for the head', 'flag')
     team: tuple = () # Seeds of the runs, its own among them, whose ensemble the multipliers are moved by
 
@@ -594,8 +595,9 @@ def recipe_spec(
     coverage_step = chosen.pop('coverage_step_size')
     if 'fraction' in GOALS[one_of(objective, GOALS, 'objective')].asks: chosen['step_size'] = coverage_step
     if source_of(dataset).split_by_seed: chosen['split_seed'] = seed
-    gentle = dict(learning_rate=GENTLE) if changes.get('weights') and 'recipe' not in changes else {}
-    pace = gentle | {f.name: changes.pop(f.name) for f in dataclasses.fields(Recipe) if f.name in changes}
+    gentle = changes.get('weights') and 'recipe' not in changes
+    pace = dict(learning_rate=GENTLE) if gentle else {}
+    pace |= {f.name: changes.pop(f.name) for f in dataclasses.fields(Recipe) if f.name in changes}
     recipe = dataclasses.replace(changes.pop('recipe', chosen.pop('recipe')), **pace)
     return Spec(**chosen | dict(dataset=dataset, objective=objective, loss=loss, seed=seed, recipe=recipe) | changes)
 

@@ -49,7 +49,8 @@ def pack(
     groups = {}
     for s in dict.fromkeys(specs):
         sizes = s.swapped and not source_of(s.dataset).halves # Of the validation samples
-        alike = s.dataset, s.image_size, s.model, s.weights, s.freeze, s.recipe.pace, bool(s.teacher), GOALS[s.objective].measured or mixed, sizes
+        start = s.model, s.weights, s.freeze
+        alike = s.dataset, s.image_size, start, s.recipe.pace, bool(s.teacher), GOALS[s.objective].measured or mixed, sizes
         groups.setdefault(alike, []).append(s)
     stacks = []
     for members in groups.values():

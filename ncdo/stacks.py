@@ -229,7 +229,8 @@ class Recorder:
         changes = zip(images.changes, self.stack.recipe.transforms)
         images.changes = [f if t.compiles else torch.compiler.disable(f) for f, t in changes]
         own = [x for x in weights.net.modules() if isinstance(x, (Block, Stem))]
-        for part in own or [weights.net] * (self.stack.source not in AS_WRITTEN): part.compile(dynamic=False)
+        rest = [] if self.stack.source in AS_WRITTEN else [weights.net]
+        for part in own or rest: part.compile(dynamic=False)
 
     def chunk(self):
         "Images measured at a time on a GPU: the validation sample in equal pieces"

@@ -108,9 +108,9 @@ def look_up(pool, index, chance, mean, std, border): # mean, std (K, 1, c, 1, 1)
     else: x = pool[index][..., border:h - border, border:w - border]
     return (x.to(mean.dtype) - mean) / std
 
-# %% ../nbs/04a_training.ipynb #9a8d18d5
+# %% ../nbs/04a_training.ipynb #d46860db
 def normalisation(members, start, dtype): # List of `Member`; `Start`, or None; torch dtype
-    "(K, c) mean and deviation of pixels: as the weights to start from have it, or of the training samples"
+    "(K, c) mean and deviation of pixels: as weights to start from have it, or of the samples"
     data, K = members[0].data, len(members)
     if start and start.mean is not None:
         scale = source_of(data.name).white / 255
