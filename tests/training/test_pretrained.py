@@ -278,20 +278,20 @@ def test_a_library_that_is_missing(ncdo, here, monkeypatch, library):
     assert told == f"ncdo: {library} is not installed; pip install 'ncdo[{extra}]'\n"
 
 
-HUBS = ['torchvision.models._api.load_state_dict_from_url',
-    'timm.models._builder.load_state_dict_from_hf']
+OF_TORCHVISION = 'torchvision.models._api.load_state_dict_from_url' # What fetches, by name
+OF_TIMM = 'timm.models._builder.load_state_dict_from_hf'
 
 
 @pytest.mark.parametrize('model', [NET, 'timm:test_vit'])
 def test_no_network_to_fetch_the_default_by(ncdo, here, monkeypatch, model):
     def offline(*args, **more): raise OSError('there is\nno network')
-    for fetch in HUBS: monkeypatch.setattr(fetch, offline)
+    for fetch in (OF_TORCHVISION, OF_TIMM): monkeypatch.setattr(fetch, offline)
     args = ['--model', model, '--weights', DEFAULT, '--image-size', 32]
     told = f"DEFAULT weights of '{model}' cannot be fetched (OSError: there is no network)"
     assert told in refused(ncdo, 'new', *PETS, *args)
 
 
-@pytest.mark.parametrize('model,fetched', [*zip((NET, 'timm:test_resnet'), HUBS)])
+@pytest.mark.parametrize('model,fetched', [(NET, OF_TORCHVISION), ('timm:test_resnet', OF_TIMM)])
 def test_the_default_of_a_hub(here, monkeypatch, model, fetched):
     "What is fetched, without code in it, is what the network starts from"
     asked, name = [], model.partition(':')[2]
