@@ -19,8 +19,8 @@ from .images import class_files, file_stamp, images_in, part_folders, read_image
 from .networks import build, enlarged, model_source, timm_entry
 from .stacks import pick_device
 
-# %% ../nbs/04c_pretrained.ipynb #2a3f7f40
-OF_RUN = {'model', 'shape'} # What the weights of a run say beside their tensors
+# %% ../nbs/04c_pretrained.ipynb #74320686
+OF_RUN = {'id', 'model', 'shape', 'class_names'} # What the weights of a run say beside their tensors
 
 @contextlib.contextmanager
 def _opened(path):
@@ -137,11 +137,15 @@ def describe(
             'torchvision:NAME and timm:NAME have, or give a file')
     return Description(model)
 
-# %% ../nbs/04c_pretrained.ipynb #ba260734
+# %% ../nbs/04c_pretrained.ipynb #9551f528
 def head_of(net, model, shape, num_classes, stack=1): # As `build` made it, and what it was given; K
     "Bare names of the tensors that the number of classes decides"
     other = bare(build(model, shape, num_classes + 1, [0] * stack).state_dict())
-    return [k for k, v in bare(net.state_dict()).items() if v.shape != other[k].shape]
+    found = [k for k, v in bare(net.state_dict()).items() if v.shape != other[k].shape]
+    if not found:
+        raise InputError(f"model '{model}' has no head, for no tensor of it depends on the number of classes; "
+            'weights to start from need one')
+    return found
 
 # %% ../nbs/04c_pretrained.ipynb #de9062ac
 def default_weights(model): # Name of a network of torchvision's or timm's
@@ -173,7 +177,7 @@ class Start:
             warnings.warn(f'weights {weights} do not say how images are to be normalised; '
                 "the training sample's mean and deviation are taken")
 
-# %% ../nbs/04c_pretrained.ipynb #f1efed52
+# %% ../nbs/04c_pretrained.ipynb #0c56f3f8
 def _few(names): return ', '.join(names[:3]) + f' and {len(names) - 3} more' * (len(names) > 3)
 
 def misfits(
@@ -182,9 +186,10 @@ def misfits(
     head # Names of its head
 ): # A text, empty if all is well
     "In words, what keeps tensors from being those of a network"
-    counts = lambda k: k.endswith('num_batches_tracked') or k.lower().startswith('aux')
+    counts = lambda k: k.endswith('num_batches_tracked')
+    spare = lambda k: counts(k) or k.lower().startswith('aux')
     missing = [k for k in wanted if k not in given and k not in head and not counts(k)]
-    more = [k for k in given if k not in wanted and not counts(k)]
+    more = [k for k in given if k not in wanted and not spare(k)]
     shaped = lambda s: 'x'.join(map(str, s)) or 'one number'
     other = [f'{k} ({shaped(given[k])}, not {shaped(wanted[k])})' for k in wanted
         if k in given and k not in head and given[k] != wanted[k]]

@@ -420,3 +420,29 @@ def test_timm_is_told_by_its_name():
     assert model_source('timm:resnet18.a1_in1k@64') == 'timm'
     shape = 3, 160, 160
     with pytest.raises(InputError, match='trains alone'): build('timm:test_vit', shape, 3, [0, 1])
+
+
+OWN = """
+from torch import nn
+def small(num_classes): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(), nn.Linear(4, num_classes))
+def headless(num_classes): return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(num_classes))
+"""
+
+
+def test_a_network_of_ones_own(ncdo, here):
+    "Its weights say nothing of images: the training sample does, with a warning; features are refused"
+    (here / 'ncdo_start_net.py').write_text(OWN)
+    model = 'ncdo_start_net:small'
+    alone = build(model, (3, 32, 32), 9, [7])
+    save_file(alone.net.state_dict(), 'own.safetensors')
+    args = ['--model', model, '--weights', 'own.safetensors']
+    with pytest.warns(UserWarning, match='do not say how images are to be normalised'):
+        assert ncdo(*PETS, *args, '--steps', 3, '--freeze', '--out', 'run')[0] == 0
+    left, data = weights('run'), load(str(here / 'pets'))
+    assert torch.allclose(left['mean'], data.part('train')[0].float().mean((0, 2, 3)))
+    for k, v in alone.net.state_dict().items(): assert k[0] == '4' or torch.equal(left[f'net.net.{k}'], v), k
+    with pytest.warns(UserWarning): told = refused(ncdo, 'new', 'embed', 'pets', *args)
+    assert 'do not say how images are to be normalised' in told
+    args = ['--model', 'ncdo_start_net:headless', '--weights', 'own.safetensors']
+    with pytest.warns(UserWarning): assert 'has no head' in refused(ncdo, 'new', *PETS, *args, '--steps', 3)
