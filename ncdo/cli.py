@@ -6,7 +6,7 @@
 __all__ = ['app', 'SHIFTED', 'summary', 'check_place', 'check_device', 'whole_or_nothing', 'listed', 'check_asked',
            'is_of_another', 'options_of', 'with_options', 'given_targets', 'asked_for', 'train', 'described',
            'ensemble', 'postshift', 'paper', 'draw_what_changed', 'shown_path', 'given_parameters', 'given_to',
-           'report', 'predict', 'export', 'planned', 'plan', 'main']
+           'report', 'predict', 'export', 'embed', 'planned', 'plan', 'main']
 
 # %% ../nbs/08_cli.ipynb #56b3a4ca
 import contextlib, dataclasses, inspect, json, os, sys, torch, warnings
@@ -18,6 +18,7 @@ except ImportError: sys.exit("ncdo: the command line needs more than the core; p
 from .data import DATASETS, load, locate
 from .gains import InputError
 from .losses import KINDS
+from .pretrained import describe
 from .runs import (GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, differences, ensemble_run, one_of,
     post_shift_run, read_record, recipe_spec, same_data)
 from .schedule import compute, pack, run_stack, runs_in
@@ -171,11 +172,13 @@ def described(dataset, objective, loss, seed, preset, teacher, epochs, data, giv
     "The run asked for, and its data"
     dataset = locate(dataset)
     if preset and dataset not in DATASETS: raise InputError(f"preset '{preset}' is for {', '.join(DATASETS)}; your own images have a recipe of their own")
+    given |= _begun(dataset, given)
     preset = preset or next((p for p in ('quick', 'paper') if dataset in PRESETS[p]), None)
     if teacher: given |= _taught(teacher, given)
     own = None if dataset in DATASETS else load(dataset, data, *[given.get(k, getattr(Spec, k)) for k in ('split_seed', 'image_size', 'swapped')])
     spec = recipe_spec(preset, dataset, objective, loss, seed, own, **given)
     loaded = own or spec.data(data)
+    if spec.weights: spec = dataclasses.replace(spec, model=_as_seen(spec, loaded))
     steps = round(epochs * len(loaded.train) / spec.recipe.batch_size) if epochs else given.get('steps')
     pace = {} if steps is None else dict(steps=steps)
     if own and steps and 'update_every' not in given: pace['update_every'] = -(-steps // UPDATES)
@@ -192,6 +195,23 @@ def _taught(teacher, given): # Folder of a finished run; {option: value}
             raise InputError(f"--{name.replace('_', '-')} is {given[name]}, the teacher's {theirs}; leave it out")
     return found
 
+# %% ../nbs/08_cli.ipynb #5b4bc900
+def _begun(dataset, given): # {option: value}
+    "What the weights to start from say: their network, and the size for a folder's images"
+    if not given.get('weights'): return {}
+    said = describe(given.get('model'), given['weights'])
+    found = {} if 'model' in given else dict(model=said.model)
+    asked = 'image_size' in given or '@' in given.get('model', '')
+    a_folder = dataset not in DATASETS and Path(dataset).is_dir()
+    if said.side and a_folder and not asked: found['image_size'] = said.side
+    return found
+
+def _as_seen(spec, data): # `Spec` with weights to start from; `Data`
+    "Name of the network, with the size that its weights have seen, if the images are smaller"
+    side = describe(spec.model, spec.weights).side
+    smaller = side and not spec.image_size and max(data.x.shape[-2:]) < side
+    return f'{spec.model}@{side}' if smaller and '@' not in spec.model else spec.model
+
 # %% ../nbs/08_cli.ipynb #851991a7
 def _on_record(out, runs, loaded): # Folder; `Ensemble`, maybe of one run; `Data`
     "The record, if the folder holds this run or ensemble already"
@@ -202,7 +222,10 @@ def _on_record(out, runs, loaded): # Folder; `Ensemble`, maybe of one run; `Data
     is_this = record['id'] == (spec.id if wanted == 1 else runs.id)
     if not is_this and (found := differences(record, spec)): raise InputError(f'{out} holds the record of another run ({found}); choose another --out')
     same_data(record, loaded, out)
-    if not is_this: raise InputError(f"{out} holds a run of {spec.model} as its source was then; bring that back, or choose another --out")
+    what = 'its weights to start from were' if spec.weights else 'its source was'
+    if not is_this:
+        raise InputError(f"{out} holds a run of {spec.model} as {what} then; "
+            'bring that back, or choose another --out')
     (out / 'checkpoint.safetensors').unlink(missing_ok=True)
     print(f'ncdo: {out} holds this run already; nothing was trained', file=sys.stderr)
     return record
@@ -391,6 +414,29 @@ def export(run: Path = typer.Argument(..., help='folder of a finished run')):
     from ncdo.predict import export_onnx
     path, difference = export_onnx(run)
     print(f'model: {path} (largest difference to PyTorch {difference:.1g})')
+
+# %% ../nbs/08_cli.ipynb #3432dc74
+@app.command()
+# chkstyle: ignore-node
+def embed(
+    photos: Path = typer.Argument(..., help='folder of images, or of a sub-folder for each class'),
+    weights: str = typer.Option(..., help='a file, .safetensors or a state dict, of torchvision, '
+        'timm or a run; or DEFAULT, fetched from the hub'),
+    model: str = typer.Option(None, help='torchvision:NAME, timm:NAME or any other network; '
+        'not needed for the weights of a run'),
+    out: Path = typer.Option(Path('features.npz'), help='file to write'),
+    image_size: int = typer.Option(None, help='side in pixels to which images are brought; '
+        'what the weights have seen unless given'),
+    device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given")
+):
+    "Write the features of images as .npz: X, files and, for folders of classes, y and class_names"
+    check_place(out.parent)
+    check_device(device)
+    if image_size is not None: check_value('image-size', image_size, 'count')
+    from ncdo.pretrained import embed, write_arrays
+    found = embed(photos, model, weights, image_size, device)
+    write_arrays(out, found)
+    print('features: {} ({} images, {} numbers each)'.format(out, *found['X'].shape))
 
 # %% ../nbs/08_cli.ipynb #1fff5a42
 def planned(classes, images, target, delta, recall): # As `ncdo plan` has them

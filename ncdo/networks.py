@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['LARGE', 'TWICE', 'KNOWN', 'NETWORKS', 'StackedLinear', 'widen', 'ConvNorm', 'Pad', 'Block', 'Stem', 'ResNet',
-           'Enlarge', 'MLP', 'enlarged', 'model_source', 'source_hash', 'Alone', 'build']
+           'Enlarge', 'MLP', 'enlarged', 'model_source', 'timm_entry', 'source_hash', 'Alone', 'build']
 
 # %% ../nbs/04_networks.ipynb #58108c3d
-import copy, functools, hashlib, importlib, math, os, re, sys, torch, torch.nn.functional as F
+import copy, difflib, functools, hashlib, importlib, math, os, re, sys
+import torch, torch.nn.functional as F
 from pathlib import Path
 from torch import nn
 from .common import optional
@@ -148,8 +149,8 @@ class MLP(nn.Module):
 
 # %% ../nbs/04_networks.ipynb #b1405311
 TWICE = 'resnet50', 'resnet152' # Of depth 6n+2, and in torchvision
-KNOWN = ('use resnet20, resnet56, ... (any depth 6n+2), resnet18 or resnet34 for large images, resnet8-w8 for another width, mlp-128, '
-    'the name of a torchvision classifier, or package.module:factory')
+KNOWN = ('use resnet20, resnet56, ... (any depth 6n+2), resnet18 or resnet34, resnet8-w8, mlp-128, '
+    'the name of a torchvision classifier, timm:NAME, or package.module:factory')
 
 def _resnet(found, stack, shape, m):
     depth, width, pad = found.groups()
@@ -174,9 +175,10 @@ def enlarged(model): # Name of a network
     return name, int(side or 0)
 
 def model_source(model): # Name of a network
-    "Where it comes from: 'ncdo' (trains in stacks), 'torchvision' or 'import' (train alone)"
+    "Where it is from: 'ncdo' (trains in stacks), 'torchvision', 'timm' or 'import' (train alone)"
     model = enlarged(model)[0]
     place, _, name = model.rpartition(':')
+    if place == 'timm' and timm_entry(name): return 'timm'
     if place and name and place != 'torchvision': return 'import'
     if model in TWICE:
         raise InputError(f"'{model}' is the name of two networks; use '{model}-w16' for CIFAR's, "
@@ -188,6 +190,19 @@ def model_source(model): # Name of a network
     if name in models.list_models(module=models): return 'torchvision'
     if depth: return 'ncdo'
     raise InputError(f"unknown model '{model}'; {KNOWN}")
+
+# %% ../nbs/04_networks.ipynb #9992b353
+def timm_entry(name): # Of a network, perhaps with a tag: resnet18.a1_in1k
+    "What timm says of a network and its weights, or one line on a name that it does not know"
+    timm = optional('timm', 'timm')
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), 1)
+        meant = f'perhaps {near[0]} is meant' if near else 'timm.list_models() has their names'
+        raise InputError(f"unknown timm model '{name}'; {meant}")
+    try: return timm.get_pretrained_cfg(name)
+    except RuntimeError as e:
+        raise InputError(f"unknown timm model '{name}' ({e}); "
+            'leave out the tag') from None
 
 # %% ../nbs/04_networks.ipynb #b34359b8
 def source_hash(model): # 'package.module:factory'
@@ -212,9 +227,17 @@ class Alone(nn.Module):
 # %% ../nbs/04_networks.ipynb #2b79ccb2
 def _told(e): return f'{type(e).__name__}: {" ".join(str(e).split())}'
 
+def _timm(name, shape):
+    "timm's function; networks of one size are made for that of the images"
+    said, size = timm_entry(name), tuple(shape[1:])
+    fixed = said.fixed_input_size and said.input_size[1:] != size
+    more = dict(img_size=size) if fixed else {}
+    return functools.partial(optional('timm', 'timm').create_model, name, **more)
+
 def _factory(model, shape):
     "The function that makes a network of this name"
     place, _, name = model.rpartition(':')
+    if model_source(model) == 'timm': return _timm(name, shape)
     if model_source(model) == 'torchvision':
         get_model = optional('torchvision', 'train').models.get_model
         more = dict(image_size=shape[1]) if name.startswith('vit_') else {}
@@ -231,7 +254,7 @@ def _alone(model, shape, num_classes, seeds):
     "Somebody's network, from one seed, tried on two images"
     many = f"model '{model}' trains alone; {len(seeds)} runs of it cannot share a stack"
     if len(seeds) > 1: raise InputError(many)
-    make, grey = _factory(model, shape), model_source(model) == 'torchvision' and shape[0] == 1
+    make, grey = _factory(model, shape), model_source(model) != 'import' and shape[0] == 1
     x = torch.zeros(1, 2, *shape)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seeds[0])
@@ -259,7 +282,7 @@ def _network(model, stack, shape, num_classes):
     return make(found, stack, shape, num_classes)
 
 def build(
-    model, # Name: resnet20, resnet8-w8, mlp-128, ..., resnet18@224, torchvision:resnet50, package.module:factory
+    model, # Name: resnet20, mlp-128, ..., resnet18@224, torchvision:resnet50, timm:NAME, module:factory
     shape, # (channels, height, width) of an image
     num_classes, # m
     seeds # One for each member of the stack

@@ -47,7 +47,7 @@ def _read_weights(path):
 def _whose(model):
     "Who is to bring back what a network was made of"
     try: source = model_source(model)
-    except InputError: source = 'torchvision'
+    except InputError: source = 'timm' if model.startswith('timm:') else 'torchvision'
     if source == 'import': return f"install the package of '{model}' as it was in training, or put its folder on PYTHONPATH"
     return f'install the version of {source} that trained it'
 

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['GOALS', 'SETTINGS', 'CONSTRAINTS', 'FIRST_SETTINGS', 'FIRST_FIELDS', 'TARGETS', 'PARTS', 'PRESETS', 'BEYOND',
-           'UPDATES', 'one_of', 'Goal', 'counted', 'check_targets', 'targets_of', 'most_frequent', 'check_model',
-           'Spec', 'sample_metrics', 'measured', 'metrics', 'assessment', 'make_record', 'write_weights', 'read_record',
-           'write_record', 'spec_of', 'priors_of', 'read_scores', 'names_of', 'same_data', 'check_records',
-           'differences', 'ensemble_id', 'Ensemble', 'ensemble_run', 'join_weights', 'read_shift', 'post_shift_run',
-           'recipe_spec', 'own_recipe']
+           'GENTLE', 'UPDATES', 'one_of', 'Goal', 'counted', 'check_targets', 'targets_of', 'most_frequent',
+           'check_model', 'Spec', 'run_hash', 'sample_metrics', 'measured', 'metrics', 'assessment', 'make_record',
+           'write_weights', 'read_record', 'write_record', 'spec_of', 'priors_of', 'read_scores', 'names_of',
+           'same_data', 'check_records', 'differences', 'ensemble_id', 'Ensemble', 'ensemble_run', 'join_weights',
+           'read_shift', 'post_shift_run', 'recipe_spec', 'own_recipe']
 
 # %% ../nbs/07_runs.ipynb #147597e5
 import copy, dataclasses, functools, hashlib, importlib.metadata, io, json, math, platform, zipfile
@@ -23,6 +23,7 @@ from .losses import KINDS
 from .postshift import PostShiftClassifier
 from .common import check_fields, check_value, option, write_atomically
 from .networks import build, model_source, source_hash
+from .pretrained import Start, locate_weights, weights_hash
 from .training import Recipe
 from .samples import certified_recall, mean_of_worst, tenth_of
 
@@ -159,7 +160,7 @@ def check_model(model): # Name of a network
 class Spec:
     "Everything that decides the outcome of a run"
     dataset: str = 'digits-lt' # A name, or the path of one's own images
-    model: str = option('resnet8-w8', 'resnet20, resnet56, resnet8-w8, mlp-128, ...; resnet18@224 to enlarge images; a torchvision classifier; or package.module:factory')
+    model: str = option('resnet8-w8', 'resnet20, resnet56, resnet8-w8, mlp-128, ...; resnet18@224 to enlarge images; a torchvision classifier; timm:NAME; or package.module:factory')
     objective: str = option('accuracy', f"one of {', '.join(GOALS)}")
     loss: str = option('cross-entropy', f"one of {', '.join(KINDS)}")
     step_size: float = option(.1, 'omega, of the multipliers', 'positive')
@@ -185,6 +186,9 @@ class Spec:
     max_multiplier: float = option(10., 'largest multiplier of a constraint', 'positive')
     tolerance: float = option(1e-3, 'violation up to which a constraint counts as met, at most a fiftieth of its bound', 'nonnegative')
     swapped: bool = option(False, 'exchange the validation and test samples', 'flag')
+    weights: str = option('', 'to start from: a file, .safetensors or a state dict, of torchvision, timm '
+        'or a run; or DEFAULT, fetched from the hub')
+    freeze: bool = option(False, 'leave those weights as they are, but for the head', 'flag')
     team: tuple = () # Seeds of the runs, its own among them, whose ensemble the multipliers are moved by
 
     def __post_init__(self):
@@ -198,14 +202,19 @@ class Spec:
         if 'teacher' in KINDS[self.loss].needs and not self.teacher: raise InputError(f"loss '{self.loss}' needs the labels of a teacher")
         if self.constraint: one_of(self.constraint, CONSTRAINTS, 'constraint')
         check_model(self.model)
+        object.__setattr__(self, 'weights', locate_weights(self.model, self.weights, self.freeze))
 
     @functools.cached_property
-    def id(self):
-        "Hash of what decides the outcome; one's own images and networks count by their content, wherever they lie"
-        fields = counted(self)
-        if self.dataset not in DATASETS: fields['dataset'] = self.data().split_hash
-        if model_source(self.model) == 'import': fields['source'] = source_hash(self.model)
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+    def id(self): return run_hash(self)
+
+# %% ../nbs/07_runs.ipynb #11ddcf13
+def run_hash(spec): # `Spec`
+    "12 hex digits; one's own images, networks and weights count by their content"
+    fields = counted(spec)
+    if spec.dataset not in DATASETS: fields['dataset'] = spec.data().split_hash
+    if model_source(spec.model) == 'import': fields['source'] = source_hash(spec.model)
+    if spec.weights: fields['weights'] = weights_hash(spec.model, spec.weights)
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 # %% ../nbs/07_runs.ipynb #86fd3481
 @patch(as_prop=True)
@@ -218,6 +227,9 @@ def asks(self:Spec): # Fields that the goal has a use for
 # %% ../nbs/07_runs.ipynb #dcee5c4c
 @patch
 def data(self:Spec, root=None): return load(self.dataset, root, self.split_seed, self.image_size, self.swapped)
+
+@patch
+def start(self:Spec): return Start(self.model, self.weights, self.freeze) if self.weights else None
 
 @patch
 def class_groups(self:Spec, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
@@ -336,9 +348,9 @@ PARTS = 'train', 'validation', 'test'
 def write_weights(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
     "Write the network, with all that is needed to use it, in one move"
     from safetensors.torch import save
-    seen, white = data.x[data.train].float(), source_of(data.name).white
+    white = source_of(data.name).white
     tensors = {f'net.{k}': v for k, v in result.weights.items()}
-    tensors |= {k: f(seen, (0, 2, 3)) * 255 / white for k, f in dict(mean=torch.mean, std=torch.std).items()}
+    tensors |= {k: getattr(result, k).float() * 255 / white for k in ('mean', 'std')}
     facts = dict(id=record['id'], model=record['spec']['model'], shape=list(data.x.shape[1:]), class_names=list(data.class_names))
     write_atomically(Path(folder) / 'weights.safetensors', save({k: v.contiguous() for k, v in tensors.items()}, {k: json.dumps(v) for k, v in facts.items()}))
 
@@ -584,11 +596,14 @@ def recipe_spec(
     coverage_step = chosen.pop('coverage_step_size')
     if 'fraction' in GOALS[one_of(objective, GOALS, 'objective')].asks: chosen['step_size'] = coverage_step
     if source_of(dataset).split_by_seed: chosen['split_seed'] = seed
-    pace = {f.name: changes.pop(f.name) for f in dataclasses.fields(Recipe) if f.name in changes}
+    gentle = changes.get('weights') and 'recipe' not in changes
+    pace = dict(learning_rate=GENTLE) if gentle else {}
+    pace |= {f.name: changes.pop(f.name) for f in dataclasses.fields(Recipe) if f.name in changes}
     recipe = dataclasses.replace(changes.pop('recipe', chosen.pop('recipe')), **pace)
     return Spec(**chosen | dict(dataset=dataset, objective=objective, loss=loss, seed=seed, recipe=recipe) | changes)
 
 # %% ../nbs/07_runs.ipynb #e5c04181
+GENTLE = .01 # Learning rate of a run that starts from trained weights
 UPDATES = 40 # Of the multipliers, on one's own images
 
 def own_recipe(data): # `Data`

@@ -49,7 +49,8 @@ def pack(
     groups = {}
     for s in dict.fromkeys(specs):
         sizes = s.swapped and not source_of(s.dataset).halves # Of the validation samples
-        alike = s.dataset, s.image_size, s.model, s.recipe.pace, bool(s.teacher), GOALS[s.objective].measured or mixed, sizes
+        start = s.model, s.weights, s.freeze
+        alike = s.dataset, s.image_size, start, s.recipe.pace, bool(s.teacher), GOALS[s.objective].measured or mixed, sizes
         groups.setdefault(alike, []).append(s)
     stacks = []
     for members in groups.values():
@@ -161,7 +162,7 @@ def _fitted(members, specs, device, progress, checkpoint):
     name = ' '.join(f'{s.id} on images {m.data.split_hash}' for s, m in zip(specs, members))
     try:
         with few_threads(members[0].data):
-            stack = Stack(members, specs[0].model, specs[0].recipe, device)
+            stack = Stack(members, specs[0].model, specs[0].recipe, device, start=specs[0].start())
             return stack, fit(stack, progress, checkpoint, name=name)
     except torch.OutOfMemoryError:
         mend = 'train fewer together (--largest)' if len(specs) > 1 else 'choose a smaller --batch-size or --model, or --device cpu'
