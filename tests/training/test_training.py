@@ -142,7 +142,7 @@ def test_pieces_in_which_a_gpu_measures(model, K, n, memory, chunk, monkeypatch)
     side = int(model.partition('@')[2] or 0)
     monkeypatch.setattr('ncdo.stacks.gpu_memory', lambda device: memory)
     images = Some(size=[32, 32], parts=dict(validation=torch.zeros(K, n)))
-    stack = Some(device='cuda', weights=Some(net=Some(side=side)), images=images, members=[0] * K)
+    stack = Some(device='cuda', weights=Some(net=Some(side=side)), images=images, members=[0] * K, recipe=Some(rolling=1))
     assert Recorder(stack, False).chunk() == chunk and -(-n // chunk) * chunk - n < chunk
 
 
