@@ -161,6 +161,7 @@ def train(
     spec, loaded = described(dataset, objective, loss, seed, preset, teacher, epochs, data, given)
     check_value('ensemble', ensemble, 'count')
     if shared and ensemble < 2: raise InputError('--shared is for an ensemble; add --ensemble 4, say')
+    if shared and not spec.measured: raise InputError(f'{objective} has no multipliers to share; leave out --shared')
     seeds = [spec.seed + k for k in range(ensemble)]
     members = Ensemble(tuple(dataclasses.replace(spec, seed=s, team=seeds if shared else ()) for s in seeds))
     how = data, device, resume, {spec.teacher: teacher}
@@ -189,7 +190,7 @@ def _taught(teacher, given): # Folder of a finished run; {option: value}
     taught = read_record(teacher)
     if taught is None: raise InputError(f'{teacher} holds no record of a finished run to learn from')
     found = dict(teacher='+'.join(taught.get('members', [taught['id']])))
-    for name in ('split_seed', 'swapped'):
+    for name in ('split_seed', 'swapped', 'image_size'):
         found[name] = theirs = taught['spec'].get(name, getattr(Spec, name))
         if given.get(name, theirs) != theirs:
             raise InputError(f"--{name.replace('_', '-')} is {given[name]}, the teacher's {theirs}; leave it out")

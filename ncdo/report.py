@@ -314,7 +314,7 @@ of several measured numbers lies below the smallest true one' if verdict.miss < 
 {% call figure('recall') %}Recall is the share of a class's images that are recognised. A slope down to the right means that rare classes pay for being rare. A line shows where the true
 recall of a class lies with 95% confidence (one line of twenty may miss it): with {{ run.test_counts.min().item() }} test images of a class, small differences mean nothing.{% endcall %}
 <p>{{ sizes }}</p>
-<p>With 95% confidence, for new images of the same kind, {{ certified | join('; ') }}. The lowest of several measured recalls is the one that chance was hardest on; the true lowest may lie above it.</p>
+<p>With 95% confidence in each by itself, for new images of the same kind: {{ certified | join('; ') }}. The lowest of several measured recalls is the one that chance was hardest on; the true lowest may lie above it.</p>
 <h2>Which class is taken for which</h2>
 {% call figure('confusion') %}Rows are true classes, columns what they were taken for, both from the largest class to the smallest. Colour left of the diagonal: rare classes disappear into common
 ones. Colour right of it: rare classes are seen where there are none. Click the figure to enlarge it.{% endcall %}

@@ -221,6 +221,9 @@ def run_hash(spec): # `Spec`
 def goal(self:Spec): return GOALS[self.objective]
 
 @patch(as_prop=True)
+def measured(self:Spec): return self.goal.measured or bool(self.constraint) # Does training move multipliers?
+
+@patch(as_prop=True)
 def asks(self:Spec): # Fields that the goal has a use for
     return self.goal.asks + (GOALS[self.constraint].asks if self.constraint else ())
 
@@ -451,6 +454,8 @@ def ensemble_run(
     "Write the record of an ensemble of finished runs, and its scores"
     records = [_finished(f) for f in folders]
     first, ids = records[0], [r['id'] for r in records]
+    if inner := [f for f, r in zip(folders, records) if 'members' in r]:
+        raise InputError(f'{inner[0]} is an ensemble already; give its runs')
     if twice := {i for i in ids if ids.count(i) > 1}: raise InputError(f'run {min(twice)} is given twice; an ensemble needs different runs')
     for folder, r in zip(folders, records):
         if r['split_hash'] != first['split_hash']:

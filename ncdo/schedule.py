@@ -14,7 +14,7 @@ from pathlib import Path
 from .data import source_of
 from .distillation import teacher_labels, teacher_priors
 from .gains import InputError
-from .runs import GOALS, Ensemble, check_records, ensemble_id, ensemble_run
+from .runs import Ensemble, check_records, differences, ensemble_id, ensemble_run
 from .runs import make_record, read_record, read_scores, write_record
 from .networks import enlarged, model_source
 from .stacks import Stack, fit, gpu_memory, pick_device
@@ -50,7 +50,7 @@ def pack(
     for s in dict.fromkeys(specs):
         sizes = s.swapped and not source_of(s.dataset).halves # Of the validation samples
         start = s.model, s.weights, s.freeze
-        alike = s.dataset, s.image_size, start, s.recipe.pace, bool(s.teacher), GOALS[s.objective].measured or mixed, sizes
+        alike = s.dataset, s.image_size, start, s.recipe.pace, bool(s.teacher), s.measured or mixed, sizes
         groups.setdefault(alike, []).append(s)
     stacks = []
     for members in groups.values():
@@ -74,7 +74,7 @@ def teacher_in(store, teacher): # Folder of the run folders; a student's `Spec.t
     ids, store = teacher.split('+'), Path(store)
     if len(ids) == 1: return store / teacher
     folder = store / ensemble_id(teacher)
-    if not (folder / 'scores.npz').exists(): ensemble_run([store / i for i in ids], folder)
+    if not all((folder / name).exists() for name in ('scores.npz', 'record.json')): ensemble_run([store / i for i in ids], folder)
     return folder
 
 def taught_by(folder, spec, data): # The teacher's folder; the student's `Spec` and `Data`
@@ -144,7 +144,9 @@ def run_stack(
     device, start = pick_device(device), time.time()
     with contextlib.ExitStack() as held:
         for folder in folders: held.enter_context(claim(folder))
-        if all(done := [read_record(folder) for folder in folders]): return done
+        done = [read_record(folder) for folder in folders]
+        for was, spec, folder in zip(done, specs, folders): _check_same(was, spec, folder)
+        if all(done): return done
         check_teams(specs)
         data = one_pool([s.data(root) for s in specs])
         store = Path(folders[0]).parent
@@ -156,6 +158,11 @@ def run_stack(
             if not was: write_record(*args, weights)
     if checkpoint: Path(checkpoint).unlink(missing_ok=True)
     return records
+
+def _check_same(was, spec, folder): # A record, or None; the run wanted; its folder
+    if not was or was['id'] == spec.id: return
+    found = differences(was, spec) or 'its images or the source of its network differ'
+    raise InputError(f'{folder} holds the record of another run ({found}); choose another folder')
 
 def _fitted(members, specs, device, progress, checkpoint):
     "The stack, trained, and its results"
@@ -204,7 +211,7 @@ def runs_in(checkpoint): # File
     "Ids of the runs whose checkpoint it is"
     from safetensors import SafetensorError, safe_open
     try:
-        with safe_open(checkpoint, 'pt') as f: return re.findall(r'(\w+) on images', f.metadata()['name'])
+        with safe_open(checkpoint, 'pt') as f: return re.findall(r'(\w+) on images', (f.metadata() or {}).get('name', ''))
     except OSError as e:
         raise InputError(f'checkpoint {checkpoint} cannot be read ({e.strerror or e}); '
             'mend its permissions, or the disk') from None
@@ -243,7 +250,7 @@ def most_together(slots): # Devices
 def pack_for_gpus(specs, num_devices, largest=MOST_ON_GPU): # Runs wanted; GPUs; members of a stack at most
     "The stacks with which all GPUs are done soonest"
     def cost(stack):
-        each = 1.3 if any(GOALS[s.objective].measured for s in stack) else 1
+        each = 1.3 if any(s.measured for s in stack) else 1
         return 65_000 + (4 + len(stack) * each) * stack[0].recipe.steps
     def soonest(stacks):
         load = [0] * num_devices
@@ -305,7 +312,7 @@ def compute(
     "Records of all the runs, training those that are not on record yet, and then of the ensembles"
     store, slots = Path(store), devices(device, workers)
     ensembles = [e for e in wanted if isinstance(e, Ensemble)]
-    specs = [s for s in wanted if s not in ensembles]
+    specs = list(dict.fromkeys(s for w in wanted for s in (w.members if w in ensembles else [w])))
     jobs = jobs_for(specs, store, root, slots, largest or most_together(slots))
     check_records(specs, store, root)
     if jobs:

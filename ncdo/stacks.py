@@ -292,15 +292,15 @@ def load(self:Stack, path, name=''):
     "Go on from a checkpoint"
     from safetensors import SafetensorError, safe_open
     try:
-        with safe_open(path, 'pt') as f: tensors, meta = {k: f.get_tensor(k) for k in f.keys()}, f.metadata()
+        with safe_open(path, 'pt') as f: tensors, meta = {k: f.get_tensor(k) for k in f.keys()}, f.metadata() or {}
     except OSError as e:
         raise InputError(f'checkpoint {path} cannot be read ({e.strerror or e}); '
             'mend its permissions, or the disk') from None
     except SafetensorError as e:
         raise InputError(f'checkpoint {path} is damaged and cannot be read ({e}); '
             'remove it to start afresh') from None
-    if meta['name'] != name:
-        raise InputError(f"checkpoint {path} is of another run ({meta['name']}); "
+    if meta.get('name') != name:
+        raise InputError(f"checkpoint {path} is of another run ({meta.get('name')}); "
             'remove it, or give another folder')
     if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in self.state().items()}:
         raise InputError(f'checkpoint {path} was written by another version of ncdo; remove it to start afresh')

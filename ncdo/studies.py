@@ -131,7 +131,9 @@ def beyond_specs(
     students # On each half
 ): # {(method, swapped): runs or ensembles}
     "The runs behind the study beyond the paper"
-    base, mix, csl = 'paper' if preset == 'beyond' else preset, BEYOND[dataset], ('worst-case-recall', 'logit-adjusted')
+    if seeds < max(sizes): raise InputError(f'ensembles of {max(sizes)} need as many seeds; there are {seeds}')
+    mix = BEYOND[one_of(dataset, BEYOND, 'data set of study beyond')]
+    base, csl = 'paper' if preset == 'beyond' else preset, ('worst-case-recall', 'logit-adjusted')
     train = lambda seed, goal=csl, **how: recipe_spec(base, dataset, *goal, seed, split_seed=0, **how)
     cells = {(STRICT, False): [train(s) for s in range(few)]}
     cells |= {('+ ' + INGREDIENTS[k], False): [train(s, **{k: v}) for s in range(few)] for k, v in mix.items()}

@@ -151,7 +151,7 @@ def test_a_certain_recall_needs_what_all_hits_prove(): assert images_needed(.75,
     (lambda: certified_recall(torch.eye(2) / 2), 'counts holds 0.5; give whole numbers of images, not shares'), (lambda: certified_recall([[1, 2]]), r'counts has shape \(1, 2\)'),
     (lambda: certified_recall([[math.inf]]), 'counts holds inf'), (lambda: certified_recall([[-1]]), '-1 hits'), (lambda: certified_recall([[1]], 0), 'k is 0; give a whole number'),
     (lambda: certified_recall([[1]], groups=[0, 1]), 'groups has 2 entries'), (lambda: hits_needed(1., 10), 'target is 1.0'), (lambda: hits_needed(.5, 0), 'images is 0'),
-    (lambda: hits_needed(.5, 4), '4 images cannot certify a recall of 0.5; give at least 5 of each class'), (lambda: images_needed(.8, 10, .8), 'no sample certifies 0.8 with a recall of 0.8'),
+    (lambda: hits_needed(.5, 4), '4 images cannot certify a recall of 0.5; give at least 5 of each class'), (lambda: images_needed(.8, 10, .8), 'a recall of 0.8 is not above the target 0.8'),
     (lambda: images_needed(.8, 10, 1.2), 'recall is 1.2'), (lambda: images_needed(.8, 10, .8001), 'more than a million images')])
 def test_refused_in_one_line(call, match):
     with pytest.raises(InputError, match=match) as error: call()

@@ -24,7 +24,7 @@ def test_a_plan_says_what_certifies_and_what_it_takes(ncdo):
 
 @pytest.mark.parametrize('changes,message', [({'--classes': 0}, 'classes is 0; give a whole number'), ({'--per-class': 0}, 'per-class is 0; give a whole number'), # chkstyle: ignore-node
     ({'--per-class': 5}, 'give at least 11 of each class'), ({'--target': 1.5}, 'target is 1.5; give a number between 0 and 1'), ({'--target': 'high'}, "Invalid value for '--target'"),
-    ({'--delta': 0}, 'delta is 0.0; give a number between 0 and 1'), ({'--recall': .75}, 'no sample certifies 0.75 with a recall of 0.75'), ({'--recall': 2}, 'recall is 2.0'),
+    ({'--delta': 0}, 'delta is 0.0; give a number between 0 and 1'), ({'--recall': .75}, 'a recall of 0.75 is not above the target 0.75'), ({'--recall': 2}, 'recall is 2.0'),
     ({'--recall': .7501}, 'more than a million images'), ({'--recall': 'nan'}, 'recall is nan')])
 def test_a_plan_that_cannot_be_is_refused_in_one_line(ncdo, changes, message):
     given = {'--classes': 10, '--per-class': 500, '--target': .75} | changes

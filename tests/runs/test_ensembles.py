@@ -157,3 +157,46 @@ def test_members_of_different_networks_join(tmp_path, ncdo):
     with torch.no_grad(): scores = [Classifier(tmp_path / n)(x) for n in ('a', 'b', 'ens')]
     assert torch.allclose(scores[2].softmax(-1), (scores[0].softmax(-1) + scores[1].softmax(-1)) / 2, atol=1e-6)
     with pytest.raises(InputError, match='holds no record'): ensemble_run([tmp_path / 'a', tmp_path], tmp_path / 'other')
+
+
+def test_members_of_other_options_are_not_taken_over(ncdo, tmp_path):
+    "A kill before the ensemble's record leaves its members; whoever asks for others is told"
+    assert ncdo(*TRAIN, '--ensemble', 2, '--out', tmp_path / 'ens')[0] == 0
+    (tmp_path / 'ens/record.json').unlink()
+    status, _, err = ncdo(*TRAIN, '--weight-decay', .1, '--ensemble', 2, '--out', tmp_path / 'ens')
+    assert status == 2 and 'seed-0 holds the record of another run (weight_decay 0.0005, not 0.1)' in err
+    assert ncdo(*TRAIN, '--ensemble', 2, '--out', tmp_path / 'ens')[0] == 0 and read_record(tmp_path / 'ens')['members']
+
+
+def test_an_ensemble_of_ensembles_is_refused(ncdo, tmp_path):
+    for name in 'ab': ncdo(*TRAIN, '--ensemble', 2, '--split-seed', 0, '--seed', 'ab'.index(name), '--out', tmp_path / name)
+    status, _, err = ncdo('ensemble', tmp_path / 'a', tmp_path / 'b', '--out', tmp_path / 'all')
+    assert status == 2 and 'is an ensemble already; give its runs' in err and not (tmp_path / 'all').exists()
+
+
+def test_a_student_sees_images_of_its_teachers_size(ncdo, tmp_path):
+    image_folder(tmp_path / 'pets', size=(24, 20))
+    train = ['train', '--dataset', tmp_path / 'pets', '--model', 'mlp-16', '--steps', 3, '--batch-size', 8]
+    assert ncdo(*train, '--image-size', 12, '--out', tmp_path / 'teacher')[0] == 0
+    status, _, err = ncdo(*train, '--teacher', tmp_path / 'teacher', '--out', tmp_path / 'student')
+    assert status == 0 and read_record(tmp_path / 'student')['spec']['image_size'] == 12, err
+
+
+def test_an_ensemble_alone_brings_its_members(tmp_path):
+    both = members(2)
+    record = compute([both], tmp_path, workers=1, device='cpu', quiet=True)[both]
+    assert all(read_record(tmp_path / i)['id'] == i for i in record['members'])
+
+
+def test_a_goal_without_multipliers_has_none_to_share(ncdo, tmp_path):
+    status, _, err = ncdo(*TRAIN, '--objective', 'average-recall', '--ensemble', 2, '--shared', '--out', tmp_path / 'a')
+    assert status == 2 and err == 'ncdo: average-recall has no multipliers to share; leave out --shared\n'
+    more = ['--constraint', 'coverage', '--loss', 'hybrid-b']
+    assert ncdo(*TRAIN, '--objective', 'average-recall', *more, '--ensemble', 2, '--shared', '--out', tmp_path / 'a')[0] == 0
+
+
+def test_a_study_with_fewer_seeds_than_an_ensemble_is_told(ncdo, tmp_path):
+    status, _, err = ncdo('paper', 'beyond', '--preset', 'smoke', '--seeds', 2, '--out', tmp_path / 'x', '--compute-only')
+    assert status == 2 and 'ensembles of 4 need as many seeds; there are 2' in err
+    status, _, err = ncdo('paper', 'beyond', '--preset', 'smoke', '-p', 'datasets=[digits-balanced]', '--out', tmp_path / 'x', '--compute-only')
+    assert status == 2 and "unknown data set of study beyond 'digits-balanced'; use one of" in err
