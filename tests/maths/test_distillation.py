@@ -220,7 +220,7 @@ def student(teacher, **changes): return Spec(model='mlp-16', teacher=teacher[1].
 def test_trap_48_gains_are_built_from_the_teachers_priors(teacher, tmp_path, monkeypatch):
     import ncdo.schedule as schedule
     seen = []
-    monkeypatch.setattr(schedule, 'Stack', lambda members, *args: seen.extend(members) or Stack(members, *args))
+    monkeypatch.setattr(schedule, 'Stack', lambda members, *args, **how: seen.extend(members) or Stack(members, *args, **how))
     spec, data = student(teacher, objective='average-recall', loss='hybrid-distilled', temperature=4.), load('digits-lt')
     run_stack([spec], [tmp_path / 'student'], device='cpu', teachers={spec.teacher: teacher[0]})
     labels = teacher_labels(taught_by(teacher[0], spec, data), 4.)
