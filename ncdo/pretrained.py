@@ -101,6 +101,7 @@ def _torchvision_entry(name, weights):
     known = optional('torchvision', 'train').models.get_model_weights(name)
     return next((w for w in known if Path(w.url).name == Path(weights).name), known.DEFAULT)
 
+# %% ../nbs/04c_pretrained.ipynb #67ed4d3e
 def _network_in(path, facts): # File; its texts
     "Name and shape of images of the network that a run's weights are of"
     try:
