@@ -557,6 +557,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'ncdo.pretrained.Start.enter': ('pretrained.html#start.enter', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained._few': ('pretrained.html#_few', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained._file_hash': ('pretrained.html#_file_hash', 'ncdo/pretrained.py'),
+                                 'ncdo.pretrained._network_in': ('pretrained.html#_network_in', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained._opened': ('pretrained.html#_opened', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained._safetensors': ('pretrained.html#_safetensors', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained._said_by_run': ('pretrained.html#_said_by_run', 'ncdo/pretrained.py'),

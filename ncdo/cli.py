@@ -424,7 +424,7 @@ def embed(
     weights: str = typer.Option(..., help='a file, .safetensors or a state dict, of torchvision, '
         'timm or a run; or DEFAULT, fetched from the hub'),
     model: str = typer.Option(None, help='torchvision:NAME, timm:NAME or any other network; '
-        'not needed for the weights of a run'),
+        "not needed for a run's weights, unless its network is module:factory"),
     out: Path = typer.Option(Path('features.npz'), help='file to write'),
     image_size: int = typer.Option(None, help='side in pixels to which images are brought; '
         'what the weights have seen unless given'),

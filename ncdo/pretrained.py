@@ -52,7 +52,8 @@ def _state_dict(path):
             'fetch them again') from None
     for name in ('state_dict', 'model_state_dict', 'model'): # Beside an optimiser's state, say
         if isinstance(found, dict) and isinstance(found.get(name), dict): found = found[name]
-    return {k: v for k, v in found.items() if torch.is_tensor(v)} if isinstance(found, dict) else {}
+    if not isinstance(found, dict): return {}
+    return {k: v for k, v in found.items() if isinstance(k, str) and torch.is_tensor(v)}
 
 # %% ../nbs/04c_pretrained.ipynb #e2cedb7a
 READERS = {'.safetensors': _safetensors} | dict.fromkeys(['.pt', '.pth', '.bin'], _state_dict)
@@ -100,17 +101,29 @@ def _torchvision_entry(name, weights):
     known = optional('torchvision', 'train').models.get_model_weights(name)
     return next((w for w in known if Path(w.url).name == Path(weights).name), known.DEFAULT)
 
+# %% ../nbs/04c_pretrained.ipynb #67ed4d3e
+def _network_in(path, facts): # File; its texts
+    "Name and shape of images of the network that a run's weights are of"
+    try:
+        model, shape = [json.loads(facts[k]) for k in ('model', 'shape')]
+        channels, height, width = map(int, shape)
+    except (TypeError, ValueError, OverflowError): model = None
+    if isinstance(model, list):
+        raise InputError(f'weights {path} are those of an ensemble; '
+            'give the weights of one of its members')
+    if not isinstance(model, str):
+        raise InputError(f'weights {path} do not say rightly what they are of; '
+            'give those that `ncdo train` wrote')
+    return model, (channels, height, width)
+
 def _said_by_run(path):
     "The `Description` in the weights of a run, or None"
     if check_file(path).suffix != '.safetensors': return None
     with _opened(path) as (f, facts):
         if not OF_RUN <= facts.keys(): return None
-        model, shape = [json.loads(facts[k]) for k in ('model', 'shape')]
-        if isinstance(model, list):
-            raise InputError(f'weights {path} are those of an ensemble; '
-                'give the weights of one of its members')
+        model, shape = _network_in(path, facts)
         moments = [tuple(f.get_tensor(k).tolist()) for k in ('mean', 'std')]
-        return Description(model, tuple(shape), *moments)
+        return Description(model, shape, *moments)
 
 # %% ../nbs/04c_pretrained.ipynb #343da88f
 def describe(
@@ -119,6 +132,9 @@ def describe(
 ): # `Description`
     "What weights say of themselves, or what is known about their network"
     said = None if weights == DEFAULT else _said_by_run(weights)
+    if said and not model and model_source(said.model) == 'import':
+        raise InputError(f"weights {weights} are of '{said.model}', code of one's own; "
+            'give it as --model to run it')
     if said: return dataclasses.replace(said, model=model or said.model)
     if not model:
         raise InputError(f'weights {weights} do not say which network they are of; '

@@ -1,5 +1,5 @@
 "Runs that start from trained weights: what moves, what stays, what is refused"
-import json, os, signal, subprocess, sys
+import argparse, json, os, signal, subprocess, sys
 import numpy as np, pytest, timm, torch, torchvision
 from safetensors.torch import load_file, save_file
 from torchvision.models.feature_extraction import create_feature_extractor
@@ -167,6 +167,32 @@ def test_the_weights_of_a_run_are_a_start(ncdo, tmp_path, monkeypatch):
     assert 'of an ensemble' in refused(ncdo, 'third', *PETS, '--weights', both)
 
 
+def with_texts(path, **changed):
+    "A file as a run leaves it, with other texts beside its tensors"
+    facts = dict(id='1', model='resnet8-w8', shape=[3, 8, 8], class_names=['a', 'b'])
+    texts = {k: json.dumps(v) for k, v in facts.items()} | changed
+    save_file({k: torch.ones(3) for k in ('mean', 'std', 'net.a')}, path, texts)
+
+
+@pytest.mark.parametrize('command', [['embed', 'pets'], PETS])
+def test_a_file_does_not_choose_what_is_imported(ncdo, here, command):
+    "A network of one's own, named by a stranger's file, must be named by the person too"
+    (here / 'ncdo_theirs.py').write_text("import os\nos.mkdir('it-has-run')")
+    with_texts('theirs.safetensors', model='"ncdo_theirs:net"')
+    told = refused(ncdo, 'new', *command, '--weights', 'theirs.safetensors')
+    assert "are of 'ncdo_theirs:net'" in told and 'give it as --model' in told
+    assert not os.path.exists('it-has-run') and 'ncdo_theirs' not in sys.modules
+    assert describe('ncdo_theirs:net', 'theirs.safetensors').side == 8
+
+
+@pytest.mark.parametrize('text', [dict(model='{no'), dict(model='5'), dict(shape='5'),
+    dict(shape='[3, 8]'), dict(shape='[Infinity, 8, 8]'), dict(shape='["a", 8, 8]'), dict(shape='')])
+def test_texts_that_say_nothing_of_a_network(ncdo, here, text):
+    with_texts('texts.safetensors', **text)
+    told = refused(ncdo, 'new', 'embed', 'pets', '--weights', 'texts.safetensors')
+    assert 'do not say rightly what they are of' in told
+
+
 def test_small_images_of_a_fixed_size_are_enlarged(ncdo, tmp_path):
     "To what the weights have seen, unless the model's name says otherwise"
     from ncdo.cli import _as_seen
@@ -236,6 +262,9 @@ def wrong_files():
     torch.save(seed_net('torchvision:shufflenet_v2_x0_5').state_dict(), 'other.pth')
     torch.save(dict(state, **{'features.0.0.weight': torch.zeros(8, 3, 3, 3)}), 'narrow.pth')
     torch.save([1, 2], 'list.pth')
+    torch.save({0: torch.zeros(2)}, 'numbered.pth')
+    torch.save(dict(state, loss=np.float64(1)), 'numpy.pth')
+    torch.save(dict(state, args=argparse.Namespace(a=1)), 'options.pth')
     with open('seven.pth', 'rb') as f: half = f.read()[:9999]
     for name in ('half.pth', 'half.safetensors'):
         with open(name, 'wb') as f: f.write(half)
@@ -246,6 +275,8 @@ def wrong_files():
 WRONG = {'code.pth': 'may run code', 'list.pth': 'hold no tensors', 'text.pt': 'damaged',
     'other.pth': "are not those of 'torchvision:mobilenet_v3_small': they lack features.0",
     'narrow.pth': 'other shapes of features.0.0.weight (8x3x3x3, not 16x3x3x3)'}
+WRONG |= dict.fromkeys(['numpy.pth', 'options.pth'], 'hold more than tensors')
+WRONG |= {'numbered.pth': 'hold no tensors by name'}
 WRONG |= {'half.pth': 'cannot be read', 'half.safetensors': 'cannot be read',
     'weights.txt': "end in '.txt'", 'gone.pth': 'are no file', '/nowhere/gone.pth': 'are no file'}
 
