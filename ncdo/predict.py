@@ -31,7 +31,7 @@ def _read_weights(path):
             '(the runs of `ncdo paper` keep none)')
     try:
         with open(path, 'rb'): pass
-        with safe_open(path, 'pt') as f: tensors, facts = {k: f.get_tensor(k) for k in f.keys()}, f.metadata()
+        with safe_open(path, 'pt') as f: tensors, facts = {k: f.get_tensor(k) for k in f.keys()}, f.metadata() or {}
         facts = {k: json.loads(facts[k]) for k in ('id', 'model', 'shape', 'class_names')}
         return [_part(tensors, f'{k}.') for k in range(len(facts['model']))] if isinstance(facts['model'], list) else [_part(tensors)], facts
     except OSError as e:

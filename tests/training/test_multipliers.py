@@ -14,12 +14,12 @@ MEASURED = [name for name, goal in GOALS.items() if goal.measured]
 class Watched(Stack):
     "A stack that keeps the confusion matrices its updates saw"
     def __init__(self, *args):
-        self.seen = []
+        self.watched = []
         super().__init__(*args)
 
-    def confusion(self, part):
-        C = super().confusion(part)
-        if self.step < self.recipe.steps: self.seen.append(C.clone())
+    def _against_truth(self, part, predicted):
+        C = super()._against_truth(part, predicted)
+        if self.step < self.recipe.steps: self.watched.append(C.clone())
         return C
 
 
@@ -33,7 +33,7 @@ def trained():
     members = [Member(data, s.problem(data.priors), s.loss, s.seed, s.step_size, max_multiplier=s.max_multiplier) for s in specs]
     stack = Watched(members, 'mlp-16', RECIPE, 'cpu')
     results = fit(stack)
-    return specs, members, torch.stack(stack.seen), results
+    return specs, members, torch.stack(stack.watched), results
 
 
 def test_every_goal_is_there(trained): assert {s.objective for s in trained[0]} == set(MEASURED) >= {'worst-case-recall', 'recall', 'precision', 'coverage', 'balanced-coverage'}
