@@ -40,7 +40,7 @@ def test_verdicts_say_ahead_level_and_behind():
 
 
 def test_the_error_of_a_lead_is_corrected_for_halves_that_overlap():
-    "Nadeau & Bengio's variance, written out, for a test half as large as the training half"
+    "Nadeau & Bengio's variance, written out, for halves of one size"
     ahead = np.random.default_rng(0).normal(size=20)
     results = pd.DataFrame(dict(table='t', score='s', split=range(20), goal=ahead, rival=0.))
     corrected = np.sqrt((1 / 20 + 50 / 50) * np.var(ahead, ddof=1))
