@@ -114,12 +114,12 @@ def _fitted(rule, X, y):
 # %% ../nbs/22_tables.ipynb #f73b6633
 def leads(
     results # What `compare` returns
-): # Data frames: mean over the splits of the goal's lead over each rival; its standard error
+): # Data frames: mean over the splits of the goal's lead over each rival; its standard error, for halves that overlap
     "By how much the goal is ahead, split by split"
     values = results.set_index(['table', 'score']).drop(columns='split')
     ahead = -values.drop(columns='goal').sub(values.goal, axis=0)
     groups = ahead.groupby(level=[0, 1], sort=False)
-    return groups.mean(), groups.sem()
+    return groups.mean(), groups.std() * (1 / results.split.nunique() + 1) ** .5
 
 # %% ../nbs/22_tables.ipynb #84edddb8
 def verdicts(

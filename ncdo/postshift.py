@@ -310,7 +310,8 @@ def problem_of(
     "A goal as a `Problem` for these priors, or an error that says what to give"
     if isinstance(goal, Problem): return goal
     if not callable(goal):
-        raise InputError(f'{what} is {goal!r}; '
+        given = repr(goal) if goal is None or isinstance(goal, str) else f'a {type(goal).__name__}' # An array takes several lines
+        raise InputError(f'{what} is {given}; '
             'give a function of the priors, such as worst_case_recall, or a Problem')
     try: problem = goal(priors)
     except TypeError as e:

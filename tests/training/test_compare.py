@@ -37,3 +37,11 @@ def test_verdicts_say_ahead_level_and_behind():
     first, second = verdicts(pd.DataFrame(rows))
     assert first == 'rival: ahead in 1 of 3, level in 1, behind in 1' and second == '    behind by 0.401 ± 0.001 on t, worse'
     assert leads(pd.DataFrame(rows))[0].rival['t', 'better'] == pytest.approx(.399)
+
+
+def test_the_error_of_a_lead_is_corrected_for_halves_that_overlap():
+    "Nadeau & Bengio's variance, written out, for halves of one size"
+    ahead = np.random.default_rng(0).normal(size=20)
+    results = pd.DataFrame(dict(table='t', score='s', split=range(20), goal=ahead, rival=0.))
+    corrected = np.sqrt((1 / 20 + 50 / 50) * np.var(ahead, ddof=1))
+    assert leads(results)[1].rival['t', 's'] == pytest.approx(corrected) == 21 ** .5 * ahead.std(ddof=1) / 20 ** .5

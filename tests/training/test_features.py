@@ -4,13 +4,14 @@ from functools import partial
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_iris, load_wine, make_classification
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold, TunedThresholdClassifierCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 import ncdo
-from ncdo.features import GoalClassifier, head_tables, probabilities_of
+from ncdo.features import GoalClassifier, even_bend, head_tables, objective_interval, probabilities_of
 from ncdo.gains import (InputError, accuracy_goal, average_recall_goal, confusion_matrix,
     cost_matrix_goal, coverage_constraint, recall_constraint, worst_case_recall, worst_recall)
 from ncdo.goals import geometric_mean_goal, macro_f1_goal
@@ -82,7 +83,9 @@ def test_a_diagonal_gain_moves_intercepts_only(rare):
 @pytest.mark.parametrize('goal', GOALS)
 def test_every_goal_is_no_worse_than_plain_training_on_its_own_counts(rare, goal, head):
     model = GoalClassifier(GOALS[goal], head=head, hidden=4, updates=1, cv=3).fit(*rare)
-    assert model.objective_ >= model.history_[0]['objective'] or model.problem_.demands
+    plain = model.history_[0]
+    if model.problem_.k and model.problem_.demands: assert model.violations_.max() <= max(plain['violations'].max(), 1e-3)
+    else: assert model.objective_ >= plain['objective']
     assert model.interval_[0] < model.interval_[1] and np.isfinite(model.cross_fitted_objective_)
     shares = model.predict_proba(rare[0])
     assert np.allclose(shares.sum(1), 1) and (model.classes_[shares.argmax(1)] == model.predict(rare[0])).all()
@@ -107,14 +110,34 @@ def test_shares_give_the_probabilities_back(loss):
         assert (priors @ M.sum(-1)).item() == pytest.approx(1)
 
 
+@pytest.mark.parametrize('loss', ['auto', 'hybrid-a', 're-weighted'])
+def test_what_is_added_to_a_row_of_costs_changes_no_table(loss):
+    priors = torch.tensor([.6, .3, .1]).double()
+    first, *others = [head_tables(-torch.tensor(COSTS - row).double(), loss, priors) for row in (0, 100, [[-50], [200], [3]])]
+    for other in others: assert all(torch.allclose(a, b) for a, b in zip(first, other))
+
+
+def test_costs_of_two_classes_are_a_threshold():
+    "Two costs make a diagonal gain, which a linear head has exactly"
+    log_diag, M = head_tables(-torch.tensor([[0., 1], [5, 0]]).double(), 'auto', torch.tensor([.9, .1]).double())
+    assert torch.allclose(log_diag.exp(), torch.tensor([1., 5]).double()) and torch.allclose(M, torch.eye(2).double())
+
+
+def test_a_class_to_which_no_answer_matters(rare):
+    X, y = rare
+    model = GoalClassifier([[0, 1, 1], [1, 0, 1], [2, 2, 2]]).fit(X, y)
+    assert np.isfinite(model.decision_function(X)).all() and set(model.predict(X)) <= {0, 1}
+
+
 def test_costs_are_those_of_the_bayes_rule(rare):
     "The same answers whatever is added to a row; the objective is minus the mean cost of the counts"
     X, y = rare
     model = GoalClassifier(COSTS).fit(X, y)
     C = model.confusion_
     assert model.objective_ == pytest.approx(-(C * COSTS).sum() / C.sum()) == model.cross_fitted_objective_
-    moved = GoalClassifier(COSTS - np.array([[3], [-7], [1]])).fit(X, y)
-    assert (moved.predict(X) == model.predict(X)).all()
+    for more in ([[3], [-7], [1]], 100):
+        moved = GoalClassifier(COSTS - np.array(more)).fit(X, y)
+        assert (moved.predict(X) == model.predict(X)).all()
     stated = GoalClassifier(partial(cost_matrix_goal, COSTS)).fit(X, y)
     assert np.array_equal(stated.decision_function(X), model.decision_function(X))
     paid = lambda rule: COSTS[y, rule.fit(X, y).predict(X)].mean()
@@ -124,6 +147,17 @@ def test_costs_are_those_of_the_bayes_rule(rare):
 @pytest.mark.parametrize('bad', [COSTS[:2], [[0, 1], [2, np.inf]], 'abc'])
 def test_costs_it_refuses(bad):
     with pytest.raises(InputError, match='costs'): cost_matrix_goal(bad, [.5, .5])
+
+
+def test_a_frame_of_costs_goes_by_its_labels(rare):
+    X, y = rare[0], np.array(['often', 'rare', 'seldom'])[rare[1]]
+    costs = pd.DataFrame(COSTS, ['often', 'rare', 'seldom'], ['often', 'rare', 'seldom'])
+    other = costs.loc[['seldom', 'often', 'rare'], ['rare', 'seldom', 'often']]
+    a, b, c = [GoalClassifier(goal).fit(X, y).decision_function(X) for goal in (COSTS, costs, other)]
+    assert np.array_equal(a, b) and np.array_equal(a, c)
+    for wrong in (pd.DataFrame(COSTS), costs.iloc[:2], costs.rename(columns={'rare': 'raer'}), costs.iloc[:, [0, 0, 1]]):
+        with pytest.raises(InputError, match='label them with the classes of y') as told: GoalClassifier(wrong).fit(X, y)
+        assert '\n' not in str(told.value)
 
 
 def test_problem_as_goal(rare):
@@ -181,6 +215,16 @@ def test_threshold_on_top(rare):
     assert set(tuned.predict(X)) == {False, True}
 
 
+def test_a_feature_in_hundred_millions_does_not_hide_another(rare):
+    X, y = rare
+    one = np.random.default_rng(0).normal(size=(400, 1)) * 1e8
+    wider = np.hstack([one, X])
+    kept = lambda X: even_bend(torch.tensor(X), torch.ones(400).double())[1].shape[1]
+    assert kept(wider) == kept(X) + 1
+    learnt = GoalClassifier(accuracy_goal).fit(wider, y)
+    assert (learnt.predict(wider) == GoalClassifier(accuracy_goal).fit(X, y).predict(X)).mean() > .95
+
+
 def test_constant_features_count_for_nothing(rare, fitted):
     X, y = rare
     wider = np.hstack([X, np.full((400, 2), [1e6, 0.])])
@@ -205,6 +249,14 @@ def test_a_class_that_a_fold_does_not_learn(rare):
     assert np.isfinite(model.decision_function(X)).all() and set(model.predict(X)) == {0, 1, 2}
 
 
+def test_without_a_cv_folds_are_stratified(rare):
+    "Sorted labels: folds in the order of the rows would each leave out a class"
+    X, y = rare
+    o = y.argsort(kind='stable')
+    a, b = [GoalClassifier(cv=cv).fit(X[o], y[o]) for cv in (None, StratifiedKFold(5))]
+    assert np.array_equal(a.confusion_, b.confusion_)
+
+
 @pytest.mark.parametrize('cv', [[(np.arange(400), np.arange(200))], [(np.arange(200), np.arange(200, 400))],
     [(np.arange(200), np.arange(200, 400)), (np.arange(400), np.arange(200))]])
 def test_folds_that_judge_what_they_learnt_or_leave_something_out(rare, cv):
@@ -214,6 +266,8 @@ def test_folds_that_judge_what_they_learnt_or_leave_something_out(rare, cv):
 @pytest.mark.parametrize('options,message', [(dict(goal='worst'), "goal is 'worst'; give a function"), (dict(goal=np.eye(2)), 'costs has shape'),
     (dict(goal=worst_case_recall([.5, .5])), 'goal is for 2 classes, y holds 3'), (dict(head='deep'), "unknown head 'deep'"),
     (dict(loss='softmax'), "loss 'softmax'"), (dict(C=0), 'C is 0; it must be positive'), (dict(cv=1), 'cv is 1; it must be at least 2'),
+    (dict(goal=partial(cost_matrix_goal, COSTS), loss='logit-adjusted'), "loss 'logit-adjusted' is for gains that are diagonal"),
+    (dict(device='gpu'), "device 'gpu' cannot be used here"), (dict(device='cuda:77'), "device 'cuda:77' cannot be used here"),
     (dict(updates=-1), 'updates is -1'), (dict(hidden=0), 'hidden is 0')])
 def test_options_it_refuses(rare, options, message):
     with pytest.raises(InputError, match=message) as told: GoalClassifier(**options).fit(*rare)
@@ -221,15 +275,57 @@ def test_options_it_refuses(rare, options, message):
 
 
 def test_a_pooled_minimum_is_an_interval_that_narrows():
-    from ncdo.features import objective_interval
     counts = torch.tensor([[40., 10], [4, 16]]).double()
     widths = [np.diff(objective_interval(worst_case_recall([.5, .5]), n * counts))[0] for n in (1, 100)]
     assert 5 < widths[0] / widths[1] < 15
 
 
+def test_weights_that_differ_between_classes_do_not_blur_the_interval():
+    "A class of 100 examples is worth 100, whatever weight all of them have"
+    counts = torch.tensor([[80., 20], [10, 90]]).double()
+    weighted = counts / counts.sum() * torch.tensor([[1.], [50.]])
+    problem = worst_case_recall([.5, .5])
+    a, b = objective_interval(problem, counts), objective_interval(problem, weighted, torch.tensor([100., 100]))
+    assert np.allclose(a, b)
+
+
+def test_the_interval_keeps_the_class_mix_of_the_counts():
+    "F1 reads how frequent the classes are: examples of each class that are worth more narrow the interval and leave its place"
+    counts, goal = torch.tensor([[900., 100], [10, 40]]).double(), macro_f1_goal([.95, .05])
+    low, high = objective_interval(goal, counts, 1e8 * torch.ones(2).double())
+    assert low == pytest.approx(goal.objective(counts).item(), abs=1e-3) == high
+
+
+def test_weights_of_a_class_leave_the_interval_as_wide(rare):
+    X, y = rare
+    a, b = [GoalClassifier(average_recall_goal, C=1e3).fit(X, y, w) for w in (None, np.where(y == 2, 30., 1.))]
+    assert np.diff(b.interval_) < 1.3 * np.diff(a.interval_)
+
+
+def test_a_random_state_of_ones_own(rare):
+    a, b, c = [GoalClassifier(head='mlp', hidden=2, updates=0, cv=2, random_state=np.random.RandomState(seed)).fit(*rare).coefs_[0]
+        for seed in (1, 1, 2)]
+    assert np.array_equal(a, b) and not np.allclose(a, c)
+
+
+def test_a_linear_head_that_stops_too_early_says_so(rare, monkeypatch):
+    short = torch.optim.LBFGS.step
+    def step(self, closure):
+        result = short(self, closure)
+        self.state[self._params[0]]['n_iter'] = 2000
+        return result
+    monkeypatch.setattr(torch.optim.LBFGS, 'step', step)
+    with pytest.warns(ConvergenceWarning, match='not yet trained to the end'): GoalClassifier(accuracy_goal).fit(*rare)
+
+
 class TestPostShift:
     "The shares of the gain, and scikit-learn's classifiers around and inside"
-    def shifted(self, X, y): return make_pipeline(FunctionTransformer(LogisticRegression().fit(X, y).predict_proba), PostShiftClassifier())
+    def test_an_array_as_the_problem_is_refused_in_one_line(self, rare):
+        with pytest.raises(InputError, match='problem is a ndarray; give a function') as told: self.shifted(*rare, COSTS).fit(*rare)
+        assert '\n' not in str(told.value)
+
+    def shifted(self, X, y, *problem):
+        return make_pipeline(FunctionTransformer(LogisticRegression().fit(X, y).predict_proba), PostShiftClassifier(*problem))
 
     def test_shares_have_the_argmax_of_the_rule(self, rare):
         post = self.shifted(*rare).fit(*rare)
