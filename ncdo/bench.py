@@ -6,8 +6,8 @@
 __all__ = ['GOALS', 'GROWTH', 'SIZES', 'PASSES', 'INGREDIENTS', 'interleaved_times', 'interleaved_medians', 'loss_candidates',
            'step', 'time_losses', 'time_update', 'post_shift_call', 'time_post_shift', 'plot_growth', 'report_losses',
            'report_post_shift', 'random_stack', 'forward_costs', 'limits', 'time_repeated', 'time_training',
-           'report_training', 'report_ingredients', 'most_memory', 'class_costs', 'in_new_process', 'report_classes',
-           'goal_updates', 'report_goals', 'main']
+           'device_name', 'report_training', 'report_ingredients', 'most_memory', 'class_costs', 'in_new_process',
+           'report_classes', 'goal_updates', 'report_goals', 'main']
 
 # %% ../nbs/09_bench.ipynb #ba3416fa
 import argparse, json, random, statistics, subprocess, sys, time, torch, warnings
@@ -226,6 +226,10 @@ def time_training(
     return step, time_repeated(stack.update, device, updates)
 
 # %% ../nbs/09_bench.ipynb #f16c5a77
+def device_name(device):
+    if device.type == 'cuda': return torch.cuda.get_device_name(device)
+    return f'CPU, {torch.get_num_threads()} threads'
+
 def report_training(
     model='resnet56', # Name, see `build`
     stacks=(4, 8, 12), # Sizes of stacks
@@ -238,8 +242,7 @@ def report_training(
     rows = [('eager', 1, dict(fast=False))] + ([('recorded', 1, {}), *[('stacked', k, {}) for k in stacks]] if device.type == 'cuda' else [('stacked', k, {}) for k in stacks])
     (bandwidth, peak), (numbers, operations) = limits(device), forward_costs(model, side)
     moving, computing = lambda half: PASSES * 128 * numbers * (2 if half else 4) / bandwidth, 3 * 128 * operations / peak
-    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, {torch.get_num_threads()} threads'
-    print(f'{name}: {bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.1f} TFLOP/s; {model}, images of {side} pixels, batch 128, an update every {update_every} steps')
+    print(f'{device_name(device)}: {bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.1f} TFLOP/s; {model}, images of {side} pixels, batch 128, an update every {update_every} steps')
     print(f'times of one model in ms; a step at that bandwidth {1000 * moving(device.type == "cuda"):.2f}, at that speed of arithmetic {1000 * computing:.2f}')
     print(f'{"":10} {"models":>6} {"step":>7} {"update":>7} {"whole":>7} {"images/s":>9} {"bandwidth":>9} {"arithmetic":>10} {"loop costs":>10}')
     for what, k, options in rows:
@@ -263,8 +266,7 @@ def report_ingredients(
 ):
     "Print the time of a training step of one model with each ingredient, and as a multiple of the first"
     device, first = pick_device(device), None
-    name = torch.cuda.get_device_name(device) if device.type == 'cuda' else f'CPU, {torch.get_num_threads()} threads'
-    print(f'{name}: {size} × {model}, times of one model in ms, an update every {update_every} steps')
+    print(f'{device_name(device)}: {size} × {model}, times of one model in ms, an update every {update_every} steps')
     for what, changes in INGREDIENTS.items():
         stack = random_stack(size, model, update_every=update_every, device=device, changes=changes)
         step, update = [1000 * s / size for s in time_training(stack, **counts)]

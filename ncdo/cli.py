@@ -19,12 +19,12 @@ from .data import DATASETS, load, locate
 from .gains import InputError
 from .losses import KINDS
 from .pretrained import describe
-from .runs import (GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, differences, ensemble_run, one_of,
+from .runs import (GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, differences, ensemble_run, measured, one_of,
     post_shift_run, read_record, recipe_spec, same_data)
 from .schedule import compute, pack, run_stack, runs_in
 from ncdo.studies import (borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs, studies, studies_at, study_files, study_fingerprint,
     study_runs)
-from .samples import certified_recall, chance_to_certify, expected_reading, hits_needed, images_needed, recall_needed, tenth_of
+from .samples import chance_to_certify, expected_reading, hits_needed, images_needed, recall_needed, tenth_of
 from .common import check_value, optional, write_atomically
 from .training import Recipe
 
@@ -44,7 +44,7 @@ def summary(
     lines += [f'{name[:12]:>12}  {count:>6}   {r:.3f}     {c:.3f}' for name, count, r, c in rows]
     worst = min(range(len(names)), key=lambda i: test['recall'][i])
     lines.append(f"average recall {test['avg_recall']:.3f}, worst class {test['min_recall']:.3f} ({names[worst]}), training accuracy {record['train_accuracy']:.3f}")
-    lines.append(f"with 95% confidence the recall of every class is at least {certified_recall(test['confusion']):.3f}, by these test images")
+    lines.append(f"with 95% confidence the recall of every class is at least {measured(test, 'certified_recall'):.3f}, by these test images")
     if (violation := record['validation']['worst_violation']) is not None:
         state = 'met' if record['validation'].get('met', violation <= 1e-3) else f'missed by {violation:.4g}'
         lines.append(f"constraints on validation data: {state}; on test data the largest violation is {test['worst_violation']:.4f}")

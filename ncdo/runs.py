@@ -23,7 +23,7 @@ from .losses import KINDS
 from .postshift import PostShiftClassifier
 from .common import check_fields, check_value, option, write_atomically
 from .networks import build, model_source, source_hash
-from .pretrained import Start, locate_weights, weights_hash
+from .pretrained import OF_RUN, Start, locate_weights, opened, weights_hash
 from .training import Recipe
 from .samples import certified_recall, mean_of_worst, tenth_of
 
@@ -484,14 +484,13 @@ def _ensemble_record(first, ids, z): # Record and ids of the members; scores and
 # %% ../nbs/07_runs.ipynb #3b525b9e
 def join_weights(folders, out, id): # Of the members; of the ensemble; its id
     "Write the networks of several runs into one file"
-    from safetensors import safe_open
     from safetensors.torch import save
     tensors, models = {}, []
     for k, path in enumerate(Path(f) / 'weights.safetensors' for f in folders):
         if not path.exists(): raise InputError(f'{path} is missing; an ensemble that predicts needs the networks of all its members')
-        with safe_open(path, 'pt') as f:
+        with opened(path) as (f, facts):
+            if not OF_RUN <= facts.keys(): raise InputError(f'{path} is not the weights of a run; give the folder of one')
             tensors |= {f'{k}.{n}': f.get_tensor(n) for n in f.keys()}
-            facts = f.metadata()
         models.append(json.loads(facts['model']))
     facts |= dict(id=json.dumps(id), model=json.dumps(models))
     write_atomically(Path(out) / 'weights.safetensors', save(tensors, facts))

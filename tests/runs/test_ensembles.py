@@ -1,6 +1,7 @@
 "Ensembles: records made of records, from the command line to a served file, and students of them"
 import json, numpy as np, pytest, torch
 from pictures import COUNTS, image_folder
+from safetensors.torch import save_file
 from ncdo.distillation import ensemble_scores
 from ncdo.gains import InputError, confusion_matrix
 from ncdo.predict import Classifier
@@ -200,3 +201,12 @@ def test_a_study_with_fewer_seeds_than_an_ensemble_is_told(ncdo, tmp_path):
     assert status == 2 and 'ensembles of 4 need as many seeds; there are 2' in err
     status, _, err = ncdo('paper', 'beyond', '--preset', 'smoke', '-p', 'datasets=[digits-balanced]', '--out', tmp_path / 'x', '--compute-only')
     assert status == 2 and "unknown data set of study beyond 'digits-balanced'; use one of" in err
+
+
+@pytest.mark.parametrize('spoil,message', [(lambda p: p.write_bytes(p.read_bytes()[:100]), 'cannot be read'),
+    (lambda p: save_file(dict(w=torch.zeros(2)), p), 'is not the weights of a run')], ids=['cut off', 'foreign'])
+def test_weights_that_cannot_be_joined_are_one_line(ncdo, tmp_path, spoil, message):
+    for seed in (0, 1): ncdo(*TRAIN, '--seed', seed, '--split-seed', 0, '--out', tmp_path / str(seed))
+    spoil(tmp_path / '1/weights.safetensors')
+    status, _, err = ncdo('ensemble', tmp_path / '0', tmp_path / '1', '--out', tmp_path / 'ens')
+    assert status == 2 and message in err and err.count('\n') == 1 and not (tmp_path / 'ens').exists()
