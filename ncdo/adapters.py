@@ -383,12 +383,13 @@ def compute_with_ray(
     "`compute` of chapter 07 on a Ray cluster; one on this machine is started unless `ray.init` was called"
     ray = optional('ray', 'ray')
     from ncdo.runs import check_records, read_record
-    from ncdo.schedule import Job, pack
+    from ncdo.schedule import Job, networks_wanted, pack
     store = Path(store).resolve()
     check_records(specs, store, root)
     task = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), max_retries=retries)(_run_job)
     for students in (False, True):
-        jobs = [Job(stack, store, root) for stack in pack(specs, largest) if bool(stack[0].teacher) == students]
+        stacks = [stack for stack in pack(specs, largest) if bool(stack[0].teacher) == students]
+        jobs = [Job(stack, store, root, networks_wanted(specs)) for stack in stacks]
         try: ray.get([task.remote(job, device) for job in jobs])
         except ray.exceptions.RayTaskError as e: raise e.cause if isinstance(e.cause, InputError) else e from None
     return {s: read_record(store / s.id) for s in specs}

@@ -190,6 +190,8 @@ class Spec:
         'or a run; or DEFAULT, fetched from the hub')
     freeze: bool = option(False, 'leave those weights as they are, but for the head', 'flag')
     team: tuple = () # Seeds of the runs, its own among them, whose ensemble the multipliers are moved by
+    views: int = option(0, 'of each training image, changed as the recipe has it, for a teacher to label; '
+        '0: its scores on the images as they are', 'whole')
 
     def __post_init__(self):
         object.__setattr__(self, 'team', tuple(self.team))
@@ -201,8 +203,14 @@ class Spec:
             raise InputError(f"model '{self.model}' trains alone, so its runs cannot share multipliers")
         if 'teacher' in KINDS[self.loss].needs and not self.teacher: raise InputError(f"loss '{self.loss}' needs the labels of a teacher")
         if self.constraint: one_of(self.constraint, CONSTRAINTS, 'constraint')
+        if self.views: self._check_views()
         check_model(self.model)
         object.__setattr__(self, 'weights', locate_weights(self.model, self.weights, self.freeze))
+
+    def _check_views(self):
+        if not self.teacher: raise InputError(f'views is {self.views}, but nobody is there to label them; give a teacher')
+        if self.recipe == self.recipe.as_they_are:
+            raise InputError(f'views is {self.views}, but the recipe changes no image; give augment or mixup')
 
     @functools.cached_property
     def id(self): return run_hash(self)

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['MOST_ON_CPU', 'MOST_ON_GPU', 'EACH_ON_GPU', 'team_of', 'check_teams', 'stackable', 'pack', 'ensemble_in',
-           'teacher_in', 'taught_by', 'Busy', 'claim', 'members_of', 'one_pool', 'few_threads', 'run_stack', 'Job',
-           'runs_in', 'interrupted', 'jobs_for', 'most_together', 'pack_for_gpus', 'Board', 'devices', 'compute']
+           'teacher_in', 'networks_wanted', 'taught_by', 'Busy', 'claim', 'with_views', 'members_of', 'one_pool',
+           'few_threads', 'run_stack', 'Job', 'runs_in', 'interrupted', 'jobs_for', 'most_together', 'pack_for_gpus',
+           'Board', 'devices', 'compute']
 
 # %% ../nbs/07a_schedule.ipynb #22ee0791
 import contextlib, dataclasses, hashlib, multiprocessing, os, re, threading, time, torch
@@ -17,8 +18,9 @@ from .gains import InputError
 from .runs import Ensemble, check_records, differences, ensemble_id, ensemble_run
 from .runs import make_record, read_record, read_scores, write_record
 from .networks import enlarged, model_source
+from .predict import scores_of
 from .stacks import Stack, fit, gpu_memory, pick_device
-from .training import Member
+from .training import Member, draw_views
 
 # %% ../nbs/07a_schedule.ipynb #7902699b
 def team_of(spec): # `Spec`
@@ -50,7 +52,8 @@ def pack(
     for s in dict.fromkeys(specs):
         sizes = s.swapped and not source_of(s.dataset).halves # Of the validation samples
         start = s.model, s.weights, s.freeze
-        alike = s.dataset, s.image_size, start, s.recipe.pace, bool(s.teacher), s.measured or mixed, sizes
+        labels = bool(s.teacher), s.views
+        alike = s.dataset, s.image_size, start, s.recipe.pace, labels, s.measured or mixed, sizes
         groups.setdefault(alike, []).append(s)
     stacks = []
     for members in groups.values():
@@ -72,22 +75,33 @@ def _evenly(teams, total, n): # Lists of specs; specs in all; stacks
 def ensemble_in(store, ids, needs=('record.json',)): # Folder of the run folders; of the members, joined by +; files
     "Folder of an ensemble, made now unless all it needs is there"
     folder, members = Path(store) / ensemble_id(ids), [Path(store) / i for i in ids.split('+')]
-    if not all((folder / name).exists() for name in needs): ensemble_run(members, folder)
+    weights = 'weights.safetensors' in needs
+    if not all((folder / name).exists() for name in needs): ensemble_run(members, folder, weights)
     return folder
 
-def teacher_in(store, teacher): # Folder of the run folders; a student's `Spec.teacher`
-    "Folder of a teacher, which must have scores to learn from"
-    if '+' not in teacher: return Path(store) / teacher
-    return ensemble_in(store, teacher, ('scores.npz', 'record.json'))
+def teacher_in(store, spec): # Folder of the run folders; a student's `Spec`
+    "Folder of its teacher, with scores or a network to learn from"
+    if '+' not in spec.teacher: return Path(store) / spec.teacher
+    return ensemble_in(store, spec.teacher, ('record.json', 'weights.safetensors' if spec.views else 'scores.npz'))
 
-def taught_by(folder, spec, data): # The teacher's folder; the student's `Spec` and `Data`
-    "The teacher's scores on the student's training sample, checked to be of that sample"
+def networks_wanted(specs):
+    "Ids of the runs that label views for others, so that their networks must be kept"
+    return {i for s in specs if s.views for i in s.teacher.split('+')}
+
+def taught_by(
+    folder, # The teacher's
+    spec, data, # The student's `Spec` and `Data`
+    views=None, # (n, c, h, w) images, if not the training sample
+    device=None # Torch device
+): # (n, m)
+    "The teacher's scores on what the student learns from, checked to be of the student's sample"
     record = read_record(folder)
     if record is None: raise InputError(f'teacher {spec.teacher} has no record in {folder}; train it first')
     if record['split_hash'] != data.split_hash:
         raise InputError(f"teacher {spec.teacher} was trained on another split "
             f"({record['spec']['dataset']}); its labels do not fit")
-    return read_scores(folder)['train'].float()
+    if views is None: return read_scores(folder)['train'].float()
+    return scores_of(folder, views, device, 255 / source_of(data.name).white)
 
 # %% ../nbs/07a_schedule.ipynb #6e8e3ca2
 class Busy(InputError): "Another process is computing this run"
@@ -110,13 +124,35 @@ def claim(folder): # A run's folder, made if need be, and removed again if nothi
         with contextlib.suppress(OSError): folder.rmdir()
 
 # %% ../nbs/07a_schedule.ipynb #a55f7040
-def members_of(specs, data, teachers): # Runs of one stack; `Data` of each; folder of each teacher, by id
-    "The runs as members of a stack, students with the labels of their teachers"
-    members = []
+def with_views(specs, data, device=None): # Runs of one stack; `Data` of each, with one pool; torch device
+    "The data, the pool followed by all views that students learn from; for each run, the places of these, or None"
+    pool, y, places = [data[0].x], [data[0].y], {}
     for s, d in zip(specs, data):
-        labels = teacher_labels(taught_by(teachers[s.teacher], s, d), s.temperature) if s.teacher else None
+        if not s.views or s.split_seed in places: continue
+        x, shown = draw_views(d, s.recipe, s.views, s.split_seed, device)
+        places[s.split_seed] = torch.arange(len(x)) + sum(map(len, pool))
+        pool.append(x)
+        y.append(d.y[shown])
+    if not places: return data, [None] * len(data)
+    pool, y = torch.cat(pool), torch.cat(y)
+    return [dataclasses.replace(d, x=pool, y=y) for d in data], [places[s.split_seed] for s in specs]
+
+def members_of(
+    specs, data, # Runs of one stack; `Data` of each, with one pool
+    teachers, # Folder of each teacher, by id
+    device=None # Torch device, on which teachers look at views
+): # List of `Member`
+    "The runs as members of a stack, students with the labels of their teachers"
+    members, lessons = [], {}
+    for s, d, views in zip(specs, *with_views(specs, data, device)):
+        labels, of = None, (s.teacher, s.split_seed, s.swapped)
+        if s.teacher and of not in lessons:
+            lessons[of] = taught_by(teachers[s.teacher], s, d, None if views is None else d.x[views], device)
+        if s.teacher: labels = teacher_labels(lessons[of], s.temperature)
         problem = s.problem(d.priors if labels is None else teacher_priors(labels), d.priors, d.class_names)
-        members.append(Member(d, problem, s.loss, s.seed, s.step_size, labels, s.gamma, s.recipe, s.max_multiplier, s.tolerance, team_of(s)))
+        recipe = s.recipe.as_they_are if s.views else s.recipe
+        bounds = s.max_multiplier, s.tolerance
+        members.append(Member(d, problem, s.loss, s.seed, s.step_size, labels, s.gamma, recipe, *bounds, team_of(s), views))
     return members
 
 def one_pool(data): # `Data` of each member
@@ -141,7 +177,7 @@ def run_stack(
     progress=lambda steps: None, # Called with steps done
     checkpoint=None, # File for checkpoints
     teachers=None, # Folder of each teacher, by id; beside the first folder unless given
-    weights=False # Keep the networks, for prediction
+    weights=() # Ids of the runs whose networks to keep, for prediction; True: all
 ): # Records
     "Train runs as one stack and write their records; none that is on record by now"
     device, start = pick_device(device), time.time()
@@ -153,12 +189,13 @@ def run_stack(
         check_teams(specs)
         data = one_pool([s.data(root) for s in specs])
         store = Path(folders[0]).parent
-        members = members_of(specs, data, teachers or {s.teacher: teacher_in(store, s.teacher) for s in specs if s.teacher})
+        teachers = teachers or {s.teacher: teacher_in(store, s) for s in specs if s.teacher}
+        members = members_of(specs, data, teachers, device)
         stack, results = _fitted(members, specs, device, progress, checkpoint)
         seconds = (stack.spent + time.time() - start) / len(specs)
         records = [was or make_record(s, d, r, seconds, device) for was, s, d, r in zip(done, specs, data, results)]
-        for was, *args in zip(done, folders, records, data, results):
-            if not was: write_record(*args, weights)
+        for was, s, *args in zip(done, specs, folders, records, data, results):
+            if not was: write_record(*args, weights is True or s.id in weights)
     if checkpoint: Path(checkpoint).unlink(missing_ok=True)
     return records
 
@@ -172,7 +209,7 @@ def _fitted(members, specs, device, progress, checkpoint):
     name = ' '.join(f'{s.id} on images {m.data.split_hash}' for s, m in zip(specs, members))
     try:
         with few_threads(members[0].data):
-            stack = Stack(members, specs[0].model, specs[0].recipe, device, start=specs[0].start())
+            stack = Stack(members, specs[0].model, members[0].recipe, device, start=specs[0].start())
             return stack, fit(stack, progress, checkpoint, name=name)
     except torch.OutOfMemoryError:
         mend = 'train fewer together (--largest)' if len(specs) > 1 else 'choose a smaller --batch-size or --model, or --device cpu'
@@ -185,6 +222,7 @@ class Job:
     specs: list
     store: Path # Folder of the run folders
     root: str = None # Data root
+    keep: set = frozenset() # Ids of runs whose networks are wanted
 
     @property
     def checkpoint(self):
@@ -205,7 +243,7 @@ class Job:
         "Train what is missing of it; False if another process is doing so"
         if not self.missing: return True
         folders = [self.store / s.id for s in self.specs]
-        try: run_stack(self.specs, folders, self.root, device, progress, self.checkpoint)
+        try: run_stack(self.specs, folders, self.root, device, progress, self.checkpoint, weights=self.keep)
         except Busy: return False
         return True
 
@@ -240,7 +278,9 @@ def jobs_for(specs, store, root, slots, largest): # Runs wanted; folder of the r
             taken.update(ids)
     rest = [s for i, s in wanted.items() if i in missing - taken]
     afresh = pack_for_gpus(rest, len(slots), largest) if slots[0].startswith('cuda') else pack(rest, largest)
-    return sorted([Job(stack, store, root) for stack in begun + afresh], key=lambda j: -len(j.specs) * j.steps)
+    jobs = [Job(stack, store, root, networks_wanted(specs)) for stack in begun + afresh]
+    return sorted(jobs, key=lambda j: -len(j.specs) * j.steps)
+
 
 # %% ../nbs/07a_schedule.ipynb #d42617fa
 MOST_ON_GPU, EACH_ON_GPU = 48, .75e9 # Members of a stack; bytes for each

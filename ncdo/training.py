@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['AUGMENT', 'Recipe', 'draw_order', 'crop_and_flip', 'look_up', 'normalisation', 'Images', 'look_up_changed', 'Member',
-           'descend', 'Weights', 'Goals']
+           'draw_views', 'descend', 'Weights', 'Goals']
 
 # %% ../nbs/04a_training.ipynb #d1899989
 import dataclasses, functools, torch, torch.nn.functional as F
@@ -54,6 +54,11 @@ class Recipe:
         "What members of a stack must agree in"
         changes = self.augment, self.transform, self.mixup
         return self.steps, self.batch_size, self.update_every, self.rolling, *changes
+
+    @property
+    def as_they_are(self):
+        "The same recipe, of images that nothing changes"
+        return dataclasses.replace(self, augment=False, mixup=0., transform='')
 
     @property
     def transforms(self):
@@ -135,7 +140,7 @@ class Images:
         self.parts = {p: each(p) for p in ('train', 'validation', 'test')}
         moments = normalisation(members, start, dtype)
         self.mean, self.std = [t[:, None, :, None, None].to(device) for t in moments]
-        orders, chance = zip(*[draw_order(m.data.train, recipe, m.seed, self.border) for m in members])
+        orders, chance = zip(*[draw_order(m.places, recipe, m.seed, self.border) for m in members])
         self.order = torch.stack(orders, 1).to(device)
         self.chance = torch.stack(chance, 1).to(device) if recipe.augment else None
         self.labels, self.look_up, self.look_up_changed = None, look_up, look_up_changed
@@ -171,8 +176,8 @@ def batch(self:Images, step): # (1,) tensor on the device
 # %% ../nbs/04a_training.ipynb #bbff19d6
 @patch
 def _place_labels(self:Images, members, dtype):
-    "Teacher labels, and the row of each training image among them"
-    train = self.parts['train']
+    "Teacher labels, and the row of each image that a member learns from among them"
+    train = torch.stack([m.places for m in members]).to(self.pool.device)
     self.labels = torch.stack([m.labels for m in members]).to(train.device, dtype)
     rows = torch.arange(train.shape[1], device=train.device).expand_as(train)
     self.label_row = train.new_zeros(len(train), len(self.pool)).scatter_(1, train, rows)
@@ -225,12 +230,16 @@ class Member:
     loss: str # 'cross-entropy', a kind of `CostSensitiveLoss`, or 'hybrid-distilled'
     seed: int = 0
     step_size: float = .1 # omega
-    labels: object = None # (n, m) teacher labels of the training sample, in its order; hard labels unless given
+    labels: object = None # (n, m) teacher labels of what it learns from, in its order; hard labels unless given
     gamma: float = .1 # Of the distilled loss
     recipe: Recipe = None # Its own rates, momentum and weight decay; the stack's unless given
     max_multiplier: float = 10. # See `SaddlePoint`
     tolerance: float = 1e-3 # See `SaddlePoint`
     team: object = None # Members with an equal one share their multipliers, and are measured as an ensemble
+    views: object = None # (n,) places in the pool of what it learns from; the training sample unless given
+
+    @property
+    def places(self): return self.data.train if self.views is None else self.views
 
     @functools.cached_property
     def priors(self): return self.data.priors if self.labels is None else teacher_priors(self.labels)
@@ -245,6 +254,27 @@ class Member:
     def tables(self, gain, priors, check=True): # (m, m); (m,); name a gain that does not fit the loss?
         "What its loss takes beside scores and labels"
         return kind_of(self.kind).tables(gain, priors=priors, gamma=self.gamma, check=check)
+
+# %% ../nbs/04a_training.ipynb #5b7e9c03
+def draw_views(
+    data, # `Data`
+    recipe, # `Recipe` whose crops and transforms are wanted
+    count, # Views of each training image
+    seed=0, # Of all chance
+    device='cpu' # Torch device
+): # (count * n, c, h, w) images like the pool's, and the training image that each was
+    "Each training image so many times, each time as the recipe changes it"
+    n = count * len(data.train)
+    size = min(256, len(data.train))
+    recipe = dataclasses.replace(recipe, steps=-(-n // size), batch_size=size)
+    images = Images([Member(data, None, 'cross-entropy', seed)], recipe, torch.device(device), torch.float32)
+    images.mean, images.std = torch.zeros_like(images.mean), torch.ones_like(images.std) # Pixels as they are
+    clock = torch.arange(recipe.steps, device=device)
+    batches = [_like(data.x, images.batch(t)[0][0]).cpu() for t in clock.split(1)]
+    return torch.cat(batches)[:n], images.order.flatten()[:n].cpu()
+
+def _like(pool, x): # Images of the data set; pixels on their scale
+    return x.to(pool.dtype) if pool.is_floating_point() else x.round().clamp(0, 255).to(pool.dtype)
 
 # %% ../nbs/04a_training.ipynb #7f85c585
 @torch.no_grad()

@@ -1,19 +1,23 @@
 "Ensembles: records made of records, from the command line to a served file, and students of them"
-import json, numpy as np, pytest, torch
+import dataclasses, json, numpy as np, pytest, torch
 from pictures import COUNTS, image_folder
 from safetensors.torch import save_file
+from ncdo.data import load
 from ncdo.distillation import ensemble_scores
 from ncdo.gains import InputError, confusion_matrix
 from ncdo.predict import Classifier
-from ncdo.runs import Ensemble, Spec, ensemble_run, read_record, read_scores
-from ncdo.schedule import compute
-from ncdo.training import Recipe
+from ncdo.runs import Ensemble, Spec, counted, ensemble_run, read_record, read_scores
+from ncdo.schedule import compute, ensemble_in, run_stack
+from ncdo.stacks import Stack
+from ncdo.training import Recipe, draw_views
 
 RECIPE = Recipe(steps=12, batch_size=32, update_every=3)
 TRAIN = ['train', '--model', 'mlp-16', '--steps', 12, '--batch-size', 32]
 
 def spec(seed, **how):
     return Spec(model='mlp-16', objective='worst-case-recall', loss='logit-adjusted', step_size=.3, seed=seed, recipe=RECIPE, **how)
+
+def mixing(seed, **how): return dataclasses.replace(spec(seed), recipe=dataclasses.replace(RECIPE, mixup=.5), **how)
 
 def members(n=3, **how): return Ensemble(tuple(spec(s, **how) for s in range(n)))
 
@@ -210,3 +214,69 @@ def test_weights_that_cannot_be_joined_are_one_line(ncdo, tmp_path, spoil, messa
     spoil(tmp_path / '1/weights.safetensors')
     status, _, err = ncdo('ensemble', tmp_path / '0', tmp_path / '1', '--out', tmp_path / 'ens')
     assert status == 2 and message in err and err.count('\n') == 1 and not (tmp_path / 'ens').exists()
+
+
+def test_a_student_learns_from_what_its_teacher_says_of_views(tmp_path, monkeypatch):
+    import ncdo.schedule as schedule
+    seen = []
+    monkeypatch.setattr(schedule, 'Stack', lambda *args, **how: seen.append(Stack(*args, **how)) or seen[-1])
+    both = members(2)
+    pupil = mixing(0, teacher=both.teacher, temperature=2., views=3)
+    records = compute([*both.members, pupil], tmp_path, workers=1, device='cpu', quiet=True)
+    stack, data = seen[-1], load('digits-lt')
+    assert stack.recipe == pupil.recipe.as_they_are # Views are not changed again
+    views, shown = draw_views(data, pupil.recipe, 3, pupil.split_seed)
+    n = len(data.x)
+    assert torch.equal(stack.images.pool[n:], views) and not torch.equal(views, data.x[shown])
+    assert len(stack.images.pool) == n + 3 * len(data.train) and stack.images.order.min() >= n
+    with torch.no_grad(): told = sum(Classifier(tmp_path / i)(views * 255 / 16).softmax(-1) for i in both.teacher.split('+')) / 2
+    labels = (told.double().log() / 2).softmax(-1).float()
+    index = stack.images.order[3]
+    assert torch.allclose(stack.images.targets(index)[0], labels[index[0] - n], atol=1e-6)
+    assert torch.allclose(stack.members[0].problem.priors, labels.double().mean(0), atol=1e-6)
+    scores = read_scores(tmp_path / pupil.id) # Of the images, not of the views
+    assert len(scores['train']) == len(data.train) and records[pupil]['split_hash'] == data.split_hash
+    assert records[pupil]['spec']['views'] == 3 and 'views' not in counted(both.members[0])
+
+
+def test_views_of_several_splits_and_halves_in_one_stack(tmp_path):
+    "Each student learns from views of its own training sample, labelled by its own teacher, and as it would alone"
+    teachers = [mixing(0, split_seed=k) for k in (0, 1)]
+    pupils = [mixing(3, split_seed=t.split_seed, teacher=t.id, views=2) for t in teachers]
+    together = compute([*teachers, *pupils], tmp_path / 'a', workers=1, device='cpu', quiet=True)
+    for t, p in zip(teachers, pupils):
+        alone = compute([t, p], tmp_path / p.id, workers=1, device='cpu', quiet=True)[p]
+        assert alone['test']['confusion'] == together[p]['test']['confusion']
+        assert torch.allclose(*[read_scores(tmp_path / where / p.id)['test'] for where in ('a', p.id)], atol=1e-4)
+
+
+def test_a_student_with_views_goes_on_exactly(tmp_path):
+    both = members(2)
+    pupil = mixing(0, teacher=both.teacher, views=2)
+    whole = compute([*both.members, pupil], tmp_path, workers=1, device='cpu', quiet=True)[pupil]
+    class Stop(Exception): pass
+    done, where = [], tmp_path / 'again'
+    def stop(n):
+        done.append(n)
+        if sum(done) >= 6: raise Stop
+    how = dict(device='cpu', checkpoint=tmp_path / 'c.safetensors', teachers={pupil.teacher: ensemble_in(tmp_path, pupil.teacher)})
+    with pytest.raises(Stop): run_stack([pupil], [where], progress=stop, **how)
+    assert (tmp_path / 'c.safetensors').exists()
+    again, = run_stack([pupil], [where], **how)
+    assert again['test'] == whole['test'] and again['history'] == whole['history']
+
+
+def test_views_by_command_line_and_what_they_need(ncdo, tmp_path):
+    mixed = [*TRAIN, '--mixup', .5]
+    assert ncdo(*mixed, '--ensemble', 2, '--out', tmp_path / 'ens')[0] == 0
+    assert ncdo(*mixed, '--teacher', tmp_path / 'ens', '--views', 4, '--out', tmp_path / 'student')[0] == 0
+    assert read_record(tmp_path / 'student')['spec']['views'] == 4 and Classifier(tmp_path / 'student').members
+    told = {(*mixed, '--views', 4): 'nobody is there to label them; give a teacher',
+        (*TRAIN, '--teacher', tmp_path / 'ens', '--views', 4): 'the recipe changes no image; give augment or mixup',
+        (*mixed, '--teacher', tmp_path / 'ens', '--views', -1): 'views is -1; give a whole number'}
+    for args, message in told.items():
+        status, _, err = ncdo(*args, '--out', tmp_path / 'no')
+        assert status == 2 and message in err and err.count('\n') == 1 and not (tmp_path / 'no').exists()
+    for weights in tmp_path.glob('ens/**/weights.safetensors'): weights.unlink()
+    status, _, err = ncdo(*mixed, '--seed', 5, '--teacher', tmp_path / 'ens', '--views', 4, '--out', tmp_path / 'no')
+    assert status == 2 and 'weights.safetensors is missing' in err and err.count('\n') == 1
