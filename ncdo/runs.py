@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['GOALS', 'SETTINGS', 'CONSTRAINTS', 'FIRST_SETTINGS', 'FIRST_FIELDS', 'TARGETS', 'PARTS', 'PRESETS', 'BEYOND',
            'GENTLE', 'UPDATES', 'one_of', 'Goal', 'counted', 'check_targets', 'targets_of', 'most_frequent',
-           'check_model', 'Spec', 'run_hash', 'sample_metrics', 'measured', 'metrics', 'assessment', 'make_record',
-           'write_weights', 'read_record', 'write_record', 'spec_of', 'priors_of', 'read_scores', 'names_of',
-           'same_data', 'check_records', 'differences', 'ensemble_id', 'Ensemble', 'ensemble_run', 'join_weights',
-           'read_shift', 'post_shift_run', 'recipe_spec', 'own_recipe']
+           'check_model', 'check_views', 'Spec', 'run_hash', 'sample_metrics', 'measured', 'metrics', 'assessment',
+           'make_record', 'write_weights', 'read_record', 'write_record', 'spec_of', 'priors_of', 'read_scores',
+           'names_of', 'same_data', 'check_records', 'differences', 'ensemble_id', 'Ensemble', 'ensemble_run',
+           'join_weights', 'read_shift', 'post_shift_run', 'recipe_spec', 'own_recipe']
 
 # %% ../nbs/07_runs.ipynb #147597e5
 import copy, dataclasses, functools, hashlib, importlib.metadata, io, json, math, platform, zipfile
@@ -155,6 +155,12 @@ def check_model(model): # Name of a network
     "Refuse a name that nothing can be built from"
     if model_source(model) == 'ncdo': build(model, (1, 8, 8), 2, [0])
 
+def check_views(views, teacher, recipe): # As `Spec` has them
+    "Refuse views that nobody labels, or that are the images themselves"
+    if not teacher: raise InputError(f'views is {views}, but nobody is there to label them; give a teacher')
+    changed = recipe != recipe.as_they_are
+    if not changed: raise InputError(f'views is {views}, but the recipe changes no image; give augment or mixup')
+
 # %% ../nbs/07_runs.ipynb #37d6c4f3
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -203,14 +209,9 @@ class Spec:
             raise InputError(f"model '{self.model}' trains alone, so its runs cannot share multipliers")
         if 'teacher' in KINDS[self.loss].needs and not self.teacher: raise InputError(f"loss '{self.loss}' needs the labels of a teacher")
         if self.constraint: one_of(self.constraint, CONSTRAINTS, 'constraint')
-        if self.views: self._check_views()
+        if self.views: check_views(self.views, self.teacher, self.recipe)
         check_model(self.model)
         object.__setattr__(self, 'weights', locate_weights(self.model, self.weights, self.freeze))
-
-    def _check_views(self):
-        if not self.teacher: raise InputError(f'views is {self.views}, but nobody is there to label them; give a teacher')
-        if self.recipe == self.recipe.as_they_are:
-            raise InputError(f'views is {self.views}, but the recipe changes no image; give augment or mixup')
 
     @functools.cached_property
     def id(self): return run_hash(self)

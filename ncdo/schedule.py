@@ -84,6 +84,7 @@ def teacher_in(store, spec): # Folder of the run folders; a student's `Spec`
     if '+' not in spec.teacher: return Path(store) / spec.teacher
     return ensemble_in(store, spec.teacher, ('record.json', 'weights.safetensors' if spec.views else 'scores.npz'))
 
+# %% ../nbs/07a_schedule.ipynb #9e9c461d
 def networks_wanted(specs):
     "Ids of the runs that label views for others, so that their networks must be kept"
     return {i for s in specs if s.views for i in s.teacher.split('+')}
@@ -155,6 +156,7 @@ def members_of(
         members.append(Member(d, problem, s.loss, s.seed, s.step_size, labels, s.gamma, recipe, *bounds, team_of(s), views))
     return members
 
+# %% ../nbs/07a_schedule.ipynb #a55f7042
 def one_pool(data): # `Data` of each member
     "The same, with one pool of images where their pools are equal, as a stack wants it"
     first = data[0].x

@@ -128,21 +128,24 @@ def beyond_specs(
     preset, dataset, # Preset and data set
     seeds, few, # Of the mix, on each half; of what it is compared with, on one
     sizes, # Of ensembles, the teachers' last
-    students # On each half
+    students, views # On each half; of each training image
 ): # {(method, swapped): runs or ensembles}
     "The runs behind the study beyond the paper"
     if seeds < max(sizes): raise InputError(f'ensembles of {max(sizes)} need as many seeds; there are {seeds}')
     mix = BEYOND[one_of(dataset, BEYOND, 'data set of study beyond')]
     base, csl = 'paper' if preset == 'beyond' else preset, ('worst-case-recall', 'logit-adjusted')
     train = lambda seed, goal=csl, **how: recipe_spec(base, dataset, *goal, seed, split_seed=0, **how)
-    cells = {(STRICT, False): [train(s) for s in range(few)]}
-    cells |= {('+ ' + INGREDIENTS[k], False): [train(s, **{k: v}) for s in range(few)] for k, v in mix.items()}
+    cells, added = {(STRICT, False): [train(s) for s in range(few)]}, {}
+    for k in mix:
+        added[k] = mix[k]
+        cells['+ ' + INGREDIENTS[k], False] = [train(s, **added) for s in range(few)]
     cells[PRIORS, False] = [train(s, ('average-recall', 'logit-adjusted'), **mix) for s in range(few)]
     for half in (False, True):
         cells[MIX, half] = alone = [train(s, swapped=half, **mix) for s in range(seeds)]
         for n in sizes: cells[ensembles_of(n), half] = [Ensemble(tuple(alone[i:i + n])) for i in range(0, seeds - n + 1, n)]
         teacher = cells[ensembles_of(sizes[-1]), half][0].teacher
-        cells[STUDENT, half] = [train(s, swapped=half, teacher=teacher, temperature=1., **mix) for s in range(students)]
+        taught = dict(teacher=teacher, temperature=1., views=views)
+        cells[STUDENT, half] = [train(s, swapped=half, **taught, **mix) for s in range(students)]
     return cells
 
 def ensembles_of(n): return f'ensembles of {n}'
