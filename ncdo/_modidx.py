@@ -862,6 +862,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'ncdo.tables.mean_se': ('tables.html#mean_se', 'ncdo/tables.py'),
                              'ncdo.tables.mean_text': ('tables.html#mean_text', 'ncdo/tables.py'),
                              'ncdo.tables.merged': ('tables.html#merged', 'ncdo/tables.py'),
+                             'ncdo.tables.methods_of': ('tables.html#methods_of', 'ncdo/tables.py'),
                              'ncdo.tables.minimum_of': ('tables.html#minimum_of', 'ncdo/tables.py'),
                              'ncdo.tables.narrow_table': ('tables.html#narrow_table', 'ncdo/tables.py'),
                              'ncdo.tables.paired': ('tables.html#paired', 'ncdo/tables.py'),

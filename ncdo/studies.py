@@ -145,7 +145,7 @@ def beyond_specs(
         for n in sizes: cells[ensembles_of(n), half] = [Ensemble(tuple(alone[i:i + n])) for i in range(0, seeds - n + 1, n)]
         teacher = cells[ensembles_of(sizes[-1]), half][0].teacher
         taught = dict(teacher=teacher, temperature=1., views=views)
-        cells[STUDENT, half] = [train(s, swapped=half, **taught, **mix) for s in range(students)]
+        if students: cells[STUDENT, half] = [train(s, swapped=half, **taught, **mix) for s in range(students)]
     return cells
 
 def ensembles_of(n): return f'ensembles of {n}'

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MINIMA', 'LABELS', 'LEAD', 'mean_se', 'with_error', 'mean_text', 'paired', 'beyond_error', 'compare', 'both_halves',
-           'merged', 'digits_of', 'minimum_of', 'tidy_table', 'wide_table', 'narrow_table', 'save_table', 'save_figure',
-           'draw_table', 'judged', 'square_table', 'square', 'wide_square', 'lead_signs', 'verdicts', 'draw_square',
-           'draw_curves']
+           'merged', 'digits_of', 'minimum_of', 'tidy_table', 'methods_of', 'wide_table', 'narrow_table', 'save_table',
+           'save_figure', 'draw_table', 'judged', 'square_table', 'square', 'wide_square', 'lead_signs', 'verdicts',
+           'draw_square', 'draw_curves']
 
 # %% ../nbs/07e_tables.ipynb #6d435201
 import io, math, numpy as np, pandas as pd, torch
@@ -100,6 +100,17 @@ def tidy_table(
     table = table.sort_values(['dataset', 'method', 'metric'], key=rank)
     return table.assign(n=table.n.fillna(0).astype(int)).reset_index(drop=True)
 
+# %% ../nbs/07e_tables.ipynb #dc707a4b
+def methods_of(table): # A tidy table
+    "Its methods, in the order of all data sets"
+    order = []
+    for _, rows in table.groupby('dataset', sort=False):
+        last = -1
+        for method in dict.fromkeys(rows.method):
+            if method not in order: order.insert(last + 1, method)
+            last = order.index(method)
+    return order
+
 # %% ../nbs/07e_tables.ipynb #5346390d
 def _against(row):
     "The paper's number, and in brackets ours less the paper's, to the paper's three digits"
@@ -114,7 +125,7 @@ def wide_table(table): # A tidy table
     theirs = table[table.paper.notna()].assign(value=lambda t: t.apply(_against, axis=1), column='paper, ' + label)
     both = pd.concat([ours, theirs])
     wide = both.pivot(index='method', columns='column', values='value')
-    return wide.loc[list(dict.fromkeys(table.method)), list(dict.fromkeys(both.column))].fillna('')
+    return wide.loc[methods_of(table), list(dict.fromkeys(both.column))].fillna('')
 
 def narrow_table(
     table, # A tidy table
@@ -159,7 +170,7 @@ def draw_table(
     with sns.axes_style('ticks', style), sns.plotting_context('paper', 1.1):
         colours = sns.color_palette('colorblind')
         fig, axs = plt.subplots(len(measures), 2, figsize=(9.5, .6 + 2.5 * len(measures)), layout='constrained', squeeze=False, sharey=True)
-        methods = list(dict.fromkeys(table[table.n > 0].method))
+        methods = methods_of(table[table.n > 0])
         y = np.arange(len(methods))[::-1]
         for row, (dataset, names) in zip(axs, measures.items()):
             theirs = dataset if table[table.dataset == dataset].paper.notna().any() else source_of(dataset).beside or dataset
