@@ -36,3 +36,9 @@ def test_loop_holds_over_seeds():
         for block in blocks: exec(block.replace('seed=0', f'seed={seed}').replace("load('digits-lt')", f"load('digits-lt', split_seed={seed})").replace('assert ', ''), names)
         gains.append((names['ours'].min() - names['plain'].min()).item())
     assert sum(gains) / len(gains) > .1, gains
+
+
+def test_picture_of_the_claim_is_shown():
+    "Executing the page without its picture once took it out unnoticed"
+    assert '](nbs/images/claim.png)' in README.read_text(encoding='utf-8')
+    assert '"image/png"' in (ROOT / 'nbs/index.ipynb').read_text(encoding='utf-8')
