@@ -811,7 +811,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'ncdo.stacks.results_of': ('stacks.html#results_of', 'ncdo/stacks.py'),
                              'ncdo.stacks.teams_of': ('stacks.html#teams_of', 'ncdo/stacks.py')},
             'ncdo.studies': { 'ncdo.studies._count': ('studies.html#_count', 'ncdo/studies.py'),
-                              'ncdo.studies._halved': ('studies.html#_halved', 'ncdo/studies.py'),
                               'ncdo.studies._home': ('studies.html#_home', 'ncdo/studies.py'),
                               'ncdo.studies._is_list': ('studies.html#_is_list', 'ncdo/studies.py'),
                               'ncdo.studies._known': ('studies.html#_known', 'ncdo/studies.py'),

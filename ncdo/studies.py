@@ -11,13 +11,13 @@ __all__ = ['METHODS', 'TABLE4', 'INGREDIENTS', 'STRICT', 'MIX', 'PRIORS', 'STUDE
            'study_files', 'study_fingerprint']
 
 # %% ../nbs/07d_studies.ipynb #43cd2e6a
-import ast, configparser, dataclasses, functools, hashlib, io, json, os, re, types, zipfile
+import ast, configparser, dataclasses, functools, hashlib, json, os, re, types, zipfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-import numpy as np, pandas as pd, torch, yaml
+import pandas as pd, torch, yaml
 from .data import locate
 from .gains import InputError
-from .runs import BEYOND, GOALS, PRESETS, Ensemble, one_of, post_shift_run, read_scores, recipe_spec
+from .runs import BEYOND, GOALS, PRESETS, Ensemble, one_of, post_shift_run, recipe_spec
 from .common import VALUES, check_value, lighten, write_atomically
 
 # %% ../nbs/07d_studies.ipynb #76441794
@@ -301,24 +301,16 @@ def borrow(specs, store, preset): # Runs wanted; folder of the run folders; name
     wanted = [s.id for s in specs if s.id in archived(preset) and not (Path(store) / s.id / 'record.json').exists()]
     if not wanted: return
     with zipfile.ZipFile(HOME / 'paper_figures' / preset / 'runs.zip') as z:
-        names = (n for i in wanted for n in sorted(archived(preset)[i], key=lambda n: n.endswith('record.json')))
-        for name in names: write_atomically(Path(store) / name, z.read(name)) # The record last, for it says that all is there
+        for name in (n for i in wanted for n in sorted(archived(preset)[i])): # 'record.json' comes last
+            write_atomically(Path(store) / name, z.read(name))
 
-def pack_records(store, path, teachers=()): # Folder of the run folders; zip file; ids of runs that teach
-    "What `borrow` takes from: records and post-shifts, and the teachers' scores in half precision; the same bytes every time"
-    content = {f.relative_to(store).as_posix(): f.read_bytes() for f in Path(store).glob('*/*.json')}
-    content |= {f'{i}/scores.npz': _halved(read_scores(Path(store) / i)) for i in teachers}
+def pack_records(store, path): # Folder of the run folders; zip file
+    "What `borrow` takes from: records and post-shifts; the same bytes every time"
     with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED, compresslevel=9) as z:
-        for name in sorted(content):
-            info = zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0))
+        for file in sorted(Path(store).glob('*/*.json')):
+            info = zipfile.ZipInfo(file.relative_to(store).as_posix(), (2026, 1, 1, 0, 0, 0))
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            z.writestr(info, content[name])
-
-def _halved(scores): # As `read_scores` gives them
-    "Bytes of an .npz"
-    small = {k: v.numpy().astype(np.uint8 if k.startswith('y_') else np.float16) for k, v in scores.items()}
-    np.savez(buffer := io.BytesIO(), **small)
-    return buffer.getvalue()
+            z.writestr(info, file.read_bytes())
 
 # %% ../nbs/07d_studies.ipynb #6a0a5636
 def draw_study(

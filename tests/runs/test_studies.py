@@ -3,7 +3,7 @@ import dataclasses, json, subprocess, sys, zipfile
 from pathlib import Path
 import papermill, pytest
 from ncdo.gains import InputError
-from ncdo.runs import PRESETS, Spec, read_record, spec_of
+from ncdo.runs import PRESETS, Spec, read_record, ensemble_id, spec_of
 from ncdo.studies import borrow, notebook_parameters, pack_records, settle, settled, studies, studies_at, study_runs
 from ncdo.training import Recipe
 
@@ -16,7 +16,7 @@ def committed(preset):
         return [json.loads(z.read(n)) for n in z.namelist() if n.endswith('record.json')]
 
 
-RECORDS = {preset: committed(preset) for preset in ('paper', 'paper-64px')}
+RECORDS = {preset: committed(preset) for preset in ('paper', 'paper-64px', 'beyond')}
 
 WRONG = [ # chkstyle: ignore-node
     ('table2', 'seeds=abc', "seeds of table2 is 'abc'; give a whole number of at least 1, or one for each data set"),
@@ -111,13 +111,19 @@ class LaterSpec(Spec):
 
 @pytest.mark.parametrize('record', sum(RECORDS.values(), []), ids=lambda r: r['id'])
 def test_records_keep_their_ids(record):
+    if 'members' in record: return check_id_of_ensemble(record)
     spec = spec_of(record)
     assert spec.id == record['id']
     fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
     assert LaterSpec(**fields).id == record['id'] != LaterSpec(**fields, colour='red').id
 
 
-@pytest.mark.parametrize('preset,count', [('paper', 170), ('paper-64px', 7)])
+def check_id_of_ensemble(record):
+    assert ensemble_id('+'.join(record['members'])) == record['id']
+    assert {r['id'] for r in RECORDS['beyond']} >= set(record['members'])
+
+
+@pytest.mark.parametrize('preset,count', [('paper', 170), ('paper-64px', 7), ('beyond', 72)])
 def test_the_committed_records_are_those_that_the_tables_want(tmp_path, preset, count):
     wanted = {s for study in studies() if study in studies_at(preset) for s in study_runs(study, dict(preset=preset))[1]}
     assert {s.id for s in wanted} <= {r['id'] for r in RECORDS[preset]} and len(RECORDS[preset]) == count
