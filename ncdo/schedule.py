@@ -53,7 +53,7 @@ def pack(
         sizes = s.swapped and not source_of(s.dataset).halves # Of the validation samples
         start = s.model, s.weights, s.freeze
         labels = bool(s.teacher), s.views
-        alike = s.dataset, s.image_size, start, s.recipe.pace, labels, s.measured or mixed, sizes
+        alike = s.dataset, s.label, s.image_size, start, s.recipe.pace, labels, s.measured or mixed, sizes
         groups.setdefault(alike, []).append(s)
     stacks = []
     for members in groups.values():

@@ -235,6 +235,7 @@ class Recorder:
     def chunk(self):
         "Images measured at a time on a GPU: the validation sample in equal pieces"
         side, (h, w) = getattr(self.stack.weights.net, 'side', 0), self.stack.images.size
+        if h * w == 1: h = -(-self.stack.images.pool.shape[1] // 3) # A row of a table
         n = -(-self.stack.images.parts['validation'].shape[1] // self.stack.recipe.rolling)
         each = len(self.stack.members) * (side ** 2 or h * w)
         return -(-n // -(-n * each // int(PIXELS * min(1, gpu_memory(self.stack.device) / ROOMY))))
