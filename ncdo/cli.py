@@ -176,7 +176,8 @@ def described(dataset, objective, loss, seed, preset, teacher, epochs, data, giv
     given |= _begun(dataset, given)
     preset = preset or next((p for p in ('quick', 'paper') if dataset in PRESETS[p]), None)
     if teacher: given |= _taught(teacher, given)
-    own = None if dataset in DATASETS else load(dataset, data, *[given.get(k, getattr(Spec, k)) for k in ('split_seed', 'image_size', 'swapped')], given.get('label', ''))
+    how = [given.get(k, getattr(Spec, k)) for k in ('split_seed', 'image_size', 'swapped', 'label')]
+    own = None if dataset in DATASETS else load(dataset, data, *how)
     spec = recipe_spec(preset, dataset, objective, loss, seed, own, **given)
     loaded = own or spec.data(data)
     if spec.weights: spec = dataclasses.replace(spec, model=_as_seen(spec, loaded))

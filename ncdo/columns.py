@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from .common import optional
 from .gains import InputError
-from .images import PART_FOLDERS, _class_indices, _names_of, file_stamp
+from .images import PART_FOLDERS, _class_indices, file_stamp
 
 # %% ../nbs/03c_columns.ipynb #c03c0025
 TABLES = '.csv', '.parquet'
@@ -34,7 +34,7 @@ def check_names(names, path): # Of all columns; the file
     return names
 
 # %% ../nbs/03c_columns.ipynb #c03c0027
-MISSING = ['', 'NA', 'N/A', 'n/a', '#N/A', '<NA>', 'NaN', 'nan', '-NaN', '-nan', 'NULL', 'null', 'None']
+MISSING = ['', 'NA', 'N/A', 'n/a', '#N/A', '<NA>', 'NaN', 'nan', 'NULL', 'null', 'None']
 
 def _read_csv(path, label): # File; the column that is text as it stands, or None
     pd = optional('pandas', 'train')
@@ -52,7 +52,7 @@ def _read_parquet(path, label):
     frame = optional('pandas', 'train').read_parquet(path, engine='pyarrow')
     return frame.set_axis(check_names(frame.columns, path), axis=1)
 
-def read_table(path, label=None): # .csv or .parquet; the column with the classes, if they are wanted
+def read_table(path, label=None): # .csv or .parquet; column with the classes, if wanted
     "A `DataFrame` with a row or more, or one line on what is wrong with the file"
     path = Path(path)
     read = {'.csv': _read_csv, '.parquet': _read_parquet}[path.suffix.lower()]
@@ -66,7 +66,7 @@ def read_table(path, label=None): # .csv or .parquet; the column with the classe
     return frame
 
 # %% ../nbs/03c_columns.ipynb #c03c0029
-def _row(bad): return int(np.argmax(np.asarray(bad))) # The first that is
+_row = np.argmax # The first that is so
 
 def _refuse_other(column, where):
     "Of a column that is not numeric: an error that shows why"
@@ -75,8 +75,8 @@ def _refuse_other(column, where):
     odd = pd.to_numeric(column.astype(object), errors='coerce').isna() & column.notna()
     if not odd.any() and column.isna().any(): return # Truth values with gaps
     i = _row(odd if odd.any() else column.notna())
-    raise InputError(f'{where} is not numeric (row {i}: {str(column.iloc[i])!r:.40}); leave it out, or turn it '
-        'into numbers: 0 and 1 for each of its values, say')
+    raise InputError(f'{where} is not numeric (row {i}: {str(column.iloc[i])!r:.40}); '
+        'leave it out, or turn it into numbers: 0 and 1 for each of its values, say')
 
 def numbers_of(column, name, path): # Of a `DataFrame`; what it is called; its file
     "(n,) float32, or one line that names the column, the row and what is there"
@@ -84,12 +84,14 @@ def numbers_of(column, name, path): # Of a `DataFrame`; what it is called; its f
     real = types.is_numeric_dtype(column) and not types.is_complex_dtype(column)
     if not real and not types.is_bool_dtype(column): _refuse_other(column, where)
     gaps = column.isna()
-    if gaps.any(): raise InputError(f'{where} has no value in row {_row(gaps)} ({gaps.sum()} in all); fill them in, or leave '
-        'such rows out, first')
+    if gaps.any():
+        raise InputError(f'{where} has no value in row {_row(gaps)} ({gaps.sum()} in all); '
+            'fill in such values first, or leave the rows out')
     with np.errstate(over='ignore'): v = column.to_numpy(np.float64).astype(np.float32)
-    if not (fine := np.isfinite(v)).all():
-        raise InputError(f'{where} is {column.iloc[_row(~fine)]} in row {_row(~fine)}, which is not finite in 32 bits; '
-            'mend it, or leave the row out')
+    if not np.isfinite(v).all():
+        i = _row(~np.isfinite(v))
+        raise InputError(f'{where} is {column.iloc[i]} in row {i}, which is not finite in 32 bits; '
+            'mend it first, or leave the row out')
     return v
 
 def matrix_of(frame, names, path): # `DataFrame`; columns wanted; its file
@@ -104,7 +106,7 @@ def _number_in(text): # A finite number, or None
         with contextlib.suppress(ValueError, OverflowError):
             if '_' not in text and math.isfinite(v := kind(text)): return v
 
-def _shown(key): return repr(key) if isinstance(key, float) and key % 1 else key if isinstance(key, str) else str(int(key))
+def _shown(key): return str(int(key) if isinstance(key, float) and not key % 1 else key)
 
 def classes_in(values, what): # (n,) text, numbers or truth values; what they are, for messages
     "(n,) class indices, and the names of the classes"
@@ -112,8 +114,9 @@ def classes_in(values, what): # (n,) text, numbers or truth values; what they ar
     keys, most = [_number_in(t) for t in texts], len(values) / 2
     if any(k and k % 1 for k in keys): most = min(most, max(20, len(values) / 10)) # Fractions
     if len(texts) > most:
-        raise InputError(f"{what} has {len(texts)} different values in {len(values)} rows, such as '{texts[-1]:.30}'; "
-            'a label is one of a few classes: give another column, or bring its values into groups')
+        raise InputError(f"{what} has {len(texts)} different values in {len(values)} rows, such as "
+            f"'{texts[-1]:.30}'; a label is one of a few classes, so give another column, or bring "
+            'its values into groups')
     if None in keys: keys = texts.tolist()
     order = sorted(set(keys))
     place = {key: i for i, key in enumerate(order)}
@@ -122,12 +125,14 @@ def classes_in(values, what): # (n,) text, numbers or truth values; what they ar
 # %% ../nbs/03c_columns.ipynb #c03c0037
 def _check_label(path, label, names):
     "Refuse a label that is no column of the file"
-    if not label: raise InputError(f'{path} is a table; give label, the column with the classes: one of {_few(names)}')
+    if not label:
+        raise InputError(f'{path} is a table; '
+            f'give label, the column with the classes: one of {_few(names)}')
     if label in names: return
     lower = {n.lower(): n for n in names}
     near = difflib.get_close_matches(label.lower(), lower, 1)
-    raise InputError(f"{path} has no column '{label}'; "
-        + (f"perhaps '{lower[near[0]]}' is meant" if near else f'it has {_few(names)}'))
+    mend = f"perhaps '{lower[near[0]]}' is meant" if near else f'it has {_few(names)}'
+    raise InputError(f"{path} has no column '{label}'; {mend}")
 
 @functools.lru_cache(2)
 def _columns_of(stamp, label): # From `file_stamp`
@@ -135,13 +140,16 @@ def _columns_of(stamp, label): # From `file_stamp`
     frame = read_table(path, label)
     _check_label(path, label, list(frame.columns))
     names = [n for n in frame.columns if n != label]
-    if not names: raise InputError(f"{path} has no column but '{label}'; a classifier needs features")
-    column = frame[label]
+    if not names: raise InputError(f"{path} has no column but '{label}'; add features")
+    column, where = frame[label], f"column '{label}' of {path}"
     gaps = column.isna() | (column.astype(str) == '')
-    if gaps.any(): raise InputError(f"column '{label}' of {path} has no class in row {_row(gaps)}; fill it in, or leave the row out")
-    y, classes = classes_in(column.to_numpy(), f"column '{label}' of {path}")
+    if gaps.any():
+        raise InputError(f'{where} has no class in row {_row(gaps)}; '
+            'fill it in, or leave the row out')
+    y, classes = classes_in(column.to_numpy(), where)
     return matrix_of(frame, names, path), y, classes, names
 
+# %% ../nbs/03c_columns.ipynb #c03c0054
 def _pool(x): return torch.from_numpy(x)[..., None, None] # Rows as images of one pixel
 
 def table_rows(path, label): # .csv or .parquet; the column with the classes
@@ -160,81 +168,104 @@ def part_arrays(path): # .npz
 
 def _arrays(path, wanted): # Names; those that are there
     try:
-        with np.load(path, allow_pickle=False) as z: return {k: z[k] for k in wanted if k in z.files}
+        with np.load(path, allow_pickle=False) as z: return {k: z[k] for k in wanted if k in z}
     except Exception as e:
         raise InputError(f'{path} cannot be read as an .npz of plain arrays '
             f'({type(e).__name__}: {e})'.splitlines()[0]) from None
 
-def _frame_of(X, name, names, path): # (n, d); what it is called; of its columns, or None
+def _frame_of(X, name, names, path): # (n, d); what it is called; names of its columns, or None
     "The array with names, checked in its shape"
     if X.ndim != 2 or X.dtype.kind not in 'biuf' or not X.size:
-        raise InputError(f'{path}: {name} is {X.dtype} {X.shape}; it must be numbers (n, d), one row or more')
-    names = [f'x{j}' for j in range(X.shape[1])] if names is None else check_names(names.tolist(), path)
-    if len(names) != X.shape[1]: raise InputError(f'{path}: {name} has {X.shape[1]} columns for {len(names)} feature_names; give one for each')
+        raise InputError(f'{path}: {name} is {X.dtype} {X.shape}; '
+            'it must be numbers, (n, d), of one row or more')
+    d = X.shape[1]
+    names = [f'x{j}' for j in range(d)] if names is None else check_names(names.tolist(), path)
+    if len(names) != d:
+        raise InputError(f'{path}: {name} has {d} columns for {len(names)} feature_names; '
+            'give one for each')
     return optional('pandas', 'train').DataFrame(X, columns=names)
 
-# %% ../nbs/03c_columns.ipynb #c03c0041
-def _labels(found, parts, path):
-    "{part: labels}, class names"
-    given = {part: found[y] for part, (_, y) in parts.items()}
-    for part, y in given.items():
-        odd = y.dtype.kind not in 'biufU' or y.dtype.kind == 'f' and not np.isfinite(y).all()
-        if odd: raise InputError(f'{path}: {parts[part][1]} is {y.dtype}; it must be numbers or text, none of them missing')
-    names, kinds = found.get('class_names'), {y.dtype.kind for y in given.values()}
-    if names is not None and kinds <= set('iu'):
-        return _class_indices(given, names, f'labels of {path}', lambda part: f'{parts[part][1]} of {path}'), _names_of(names, given)
+# %% ../nbs/03c_columns.ipynb #c03c0056
+def _named(given, names, path): # {array: labels}; class names, or None; file
+    "The labels one after the other as class indices, and the names of the classes"
     y, classes = classes_in(np.concatenate(list(given.values())), f'y of {path}')
-    if names is not None:
-        other = [c for c in classes if c not in names.tolist()]
-        if other: raise InputError(f"{path}: y holds '{other[0]}', which is not one of class_names; name all the classes")
-        y, classes = np.array([names.tolist().index(c) for c in classes])[y], names.tolist()
-    pieces = torch.from_numpy(y).split([len(y) for y in given.values()])
-    return dict(zip(given, pieces)), classes
+    if names is None: return y, classes
+    if other := [c for c in classes if c not in names]:
+        raise InputError(f"{path}: y holds '{other[0]}', which is not one of class_names; "
+            'name all the classes')
+    return np.array([names.index(c) for c in classes])[y], names
 
+def _labels(given, names, path): # As for `_named`
+    "{array: class indices}, and the names of the classes"
+    kinds = {k: y.dtype.kind for k, y in given.items()}
+    for k, y in given.items():
+        if kinds[k] not in 'biufU' or kinds[k] == 'f' and not np.isfinite(y).all():
+            raise InputError(f'{path}: {k} is {y.dtype}; '
+                'it must be numbers or text, none of them missing')
+    if names is not None and set(kinds.values()) <= {'i', 'u'}:
+        y = _class_indices(given, names, f'labels of {path}', lambda k: f'{k} of {path}')
+        return y, names
+    y, classes = _named(given, names, path)
+    return dict(zip(given, torch.from_numpy(y).split(list(map(len, given.values()))))), classes
+
+# %% ../nbs/03c_columns.ipynb #c03c0041
 @functools.lru_cache(2)
 def _archive_of(stamp): # From `file_stamp`
     path, parts = stamp[0], part_arrays(stamp[0])
-    wanted = [k for pair in parts.values() for k in pair]
-    found = _arrays(path, [*wanted, 'feature_names', 'class_names'])
-    for k in wanted:
-        if k not in found: raise InputError(f"{path} has no array '{k}'; a table to train on needs X and y, of one row for each case")
-    frames = {}
-    for X, y in parts.values():
-        frames[X] = _frame_of(found[X], X, found.get('feature_names'), path)
-        if found[y].shape != (len(frames[X]),): raise InputError(f'{path}: {y} has shape {found[y].shape} for {len(frames[X])} rows of {X}')
-    widths = {k: f.shape[1] for k, f in frames.items()}
-    if len(set(widths.values())) > 1: raise InputError(f'{path}: numbers of columns differ ({widths}); give all parts the same columns')
-    labels, classes = _labels(found, parts, path)
-    names = list(next(iter(frames.values())).columns)
-    return np.concatenate([matrix_of(f, names, path) for f in frames.values()]), labels, classes, names
+    pairs = list(parts.values())
+    names_too = 'feature_names', 'class_names'
+    found = _arrays(path, [*[k for pair in pairs for k in pair], *names_too])
+    names, classes = [found.get(k) for k in names_too]
+    for X, y in pairs: _check_pair(path, found, X, y)
+    frames = [_frame_of(found[X], X, names, path) for X, _ in pairs]
+    columns = list(frames[0].columns)
+    for (X, _), frame in zip(pairs, frames):
+        if frame.shape[1] != len(columns):
+            raise InputError(f'{path}: {X} has {frame.shape[1]} columns, {pairs[0][0]} has '
+                f'{len(columns)}; give all parts the same')
+    classes = None if classes is None else list(map(str, classes.tolist()))
+    labels, classes = _labels({y: found[y] for _, y in pairs}, classes, path)
+    x = np.concatenate([matrix_of(f, columns, path) for f in frames])
+    return x, dict(zip(parts, labels.values())), classes, columns
+
+def _check_pair(path, found, X, y): # File; its arrays; names of two that belong together
+    if y not in found:
+        raise InputError(f"{path} has no array '{y}'; "
+            f'training needs {X} and {y}, the classes')
+    if found[y].shape != found[X].shape[:1]:
+        raise InputError(f'{path}: {y} has shape {found[y].shape} for {len(found[X])} rows of {X}; '
+            'give one class for each row')
 
 def archive_rows(path): # .npz with X and y, or X_train, y_train, ...
     "(function that makes the pool, {part: labels}, class names, feature names) of an archive"
-    x, labels, classes, names = _archive_of(file_stamp(path))
-    return lambda: _pool(x), labels, classes, names
+    x, labels, classes, columns = _archive_of(file_stamp(path))
+    return lambda: _pool(x), labels, classes, columns
 
 # %% ../nbs/03c_columns.ipynb #c03c0045
 def _new_frame(path, names):
     "A file of new rows as a `DataFrame`"
     if path.suffix.lower() in TABLES: return read_table(path)
     found = _arrays(path, ['X', 'feature_names'])
-    if 'X' not in found: raise InputError(f"{path} has no array 'X'; it needs one, of a row for each case")
+    if 'X' not in found:
+        raise InputError(f"{path} has no array 'X'; "
+            'it needs one, with a row for each case')
     frame = _frame_of(found['X'], 'X', found.get('feature_names'), path)
     if 'feature_names' not in found and frame.shape[1] != len(names):
-        raise InputError(f'{path}: X has {frame.shape[1]} columns without names, the run was trained on {len(names)}; '
-            'give these, or feature_names')
+        raise InputError(f'{path}: X has {frame.shape[1]} columns without names, the run was '
+            f'trained on {len(names)}; give these, or feature_names')
     return frame
 
 def new_rows(path, names): # .csv, .parquet or .npz; columns wanted
-    "(n, d) float32, the columns in this order, and what each row is called: its place, or its index in a .parquet"
+    "(n, d) float32, the columns in this order, and what rows are called: by place, or index"
     path = Path(path)
     if path.suffix.lower() not in (*TABLES, '.npz') or path.is_dir():
-        raise InputError(f'{path} is no table; the run was trained on one, so give {", ".join(TABLES)} or .npz')
+        raise InputError(f'{path} is no table, but the run was trained on one; '
+            f'give {", ".join(TABLES)} or .npz')
     if not path.exists(): raise InputError(f'{path} does not exist; give a table of new rows')
     frame = _new_frame(path, names)
     there = set(frame.columns)
     if missing := [n for n in names if n not in there]:
-        more = f' and {len(missing) - 1} more' * (len(missing) > 1)
-        raise InputError(f"{path} has no column '{missing[0]}'{more}, which the run was trained on; "
-            f'it has {_few(list(frame.columns))}')
+        more = f' (nor {len(missing) - 1} others)' * (len(missing) > 1)
+        raise InputError(f"{path} has no column '{missing[0]}'{more}, on which the run was "
+            f'trained; it has {_few(list(frame.columns))}')
     return matrix_of(frame, names, path), frame.index.tolist()

@@ -166,10 +166,10 @@ def _resnet(found, stack, shape, m):
     return ResNet(stack, shape[0], m, int(depth), int(width or 0), bool(pad))
 
 def _mlp(found, stack, shape, m): return MLP(stack, math.prod(shape), m, int(found[1]))
-def _linear(found, stack, shape, m): return Linear(stack, math.prod(shape), m)
 
 # Pattern of a name: function of its match, K, shape of an image, m; gives a module from (K, n, *shape) to (K, n, m)
-NETWORKS = {r'resnet(\d+)(?:-w([1-9]\d*))?(-pad)?': _resnet, r'mlp-([1-9]\d*)': _mlp, 'linear': _linear}
+NETWORKS = {r'resnet(\d+)(?:-w([1-9]\d*))?(-pad)?': _resnet, r'mlp-([1-9]\d*)': _mlp}
+NETWORKS['linear'] = lambda found, stack, shape, m: Linear(stack, math.prod(shape), m)
 
 def _entry(model):
     "Its function and the match of its name, or None"

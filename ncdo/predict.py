@@ -78,7 +78,7 @@ class _Network(nn.Module):
     def forward(self, pixels): return self.net(((pixels - self.mean) / self.std).unsqueeze(0)).squeeze(0)
 
 class Classifier(nn.Module):
-    "A finished run's network, or an ensemble's: pixels of 0 to 255, (n, c, h, w), or features, (n, d), to scores, (n, m)"
+    "A run's network, or an ensemble's: pixels of 0 to 255, (n, c, h, w), or features, (n, d), to (n, m) scores"
     def __init__(self, folder):
         super().__init__()
         path = Path(folder) / 'weights.safetensors'
@@ -126,10 +126,12 @@ def image_files(paths): # Files and folders
     return found
 
 # %% ../nbs/07c_predict.ipynb #47429428
-def _pictures(classifier, folder, paths, batch): # `Classifier`; its run; files and folders; how many at a time
+def _pictures(classifier, paths, batch): # `Classifier`; files and folders; how many at a time
     "What tells the examples apart, and their pixels in batches"
     files, (channels, height, width) = image_files(paths), classifier.shape
-    if channels not in (1, 3): raise InputError(f'{folder} was trained on images of {channels} channels; image files have 1 or 3')
+    if channels not in (1, 3):
+        raise InputError(f'run {classifier.id} was trained on images of {channels} channels; '
+            'image files have 1 or 3')
     read = lambda f: read_image(f, (width, height), channels)
     batches = [files[i:i + batch] for i in range(0, len(files), batch)]
     return dict(file=list(map(str, files))), (torch.stack([read(f) for f in some]) for some in batches)
@@ -152,7 +154,8 @@ def predict(
     "Predicted classes of images or rows: the highest score, no further adjustment"
     device = pick_device(device)
     classifier = Classifier(folder).to(device)
-    given, batches = _rows(classifier, examples) if classifier.feature_names else _pictures(classifier, folder, examples, batch)
+    a_table = classifier.feature_names
+    given, batches = _rows(classifier, examples) if a_table else _pictures(classifier, examples, batch)
     scores = torch.cat([classifier(x.to(device, torch.float32)).cpu() for x in batches])
     columns = [f'p_{name}' for name in classifier.class_names]
     p = pd.DataFrame(scores.double().softmax(-1).numpy(), columns=columns)
@@ -163,7 +166,9 @@ def predict(
 def _example(classifier): # `Classifier`
     "Name of its input, what it is in words, and three of them, of sizes that may occur"
     g, shape = torch.Generator().manual_seed(0), classifier.shape
-    if not classifier.feature_names: return 'pixels', 'pixels of 0 to 255, float32 (n, c, h, w)', torch.rand(3, *shape, generator=g) * 255
+    if not classifier.feature_names:
+        pixels = torch.rand(3, *shape, generator=g) * 255
+        return 'pixels', 'pixels of 0 to 255, float32 (n, c, h, w)', pixels
     first = classifier.members[0]
     rows = first.mean + first.std * torch.randn(3, *shape, generator=g)
     return 'features', 'columns in the order of feature_names, float32 (n, d)', rows.flatten(1)

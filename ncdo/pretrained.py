@@ -124,7 +124,8 @@ def _said_by_run(path):
         if not OF_RUN <= facts.keys(): return None
         model, shape = _network_in(path, facts)
         moments = [tuple(f.get_tensor(k).tolist()) for k in ('mean', 'std')]
-        return Description(model, shape, *moments, tuple(json.loads(facts.get('feature_names', '[]'))))
+        columns = json.loads(facts.get('feature_names', '[]'))
+        return Description(model, shape, *moments, tuple(columns))
 
 # %% ../nbs/04c_pretrained.ipynb #343da88f
 def describe(
@@ -314,7 +315,9 @@ def embed(
     if start.mean is None:
         raise InputError(f'weights {weights} do not say how images are to be normalised; '
             'give those of torchvision, timm or a run')
-    if start.said.feature_names: raise InputError(f'weights {weights} are of a table, not of images; give those of images')
+    if start.said.feature_names:
+        raise InputError(f'weights {weights} are of a table of features; '
+            'give those of images')
     channels, height, width = start.said.shape
     if image_size: height = width = image_size
     name, shape = start.said.model, (channels, height, width)

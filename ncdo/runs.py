@@ -238,6 +238,13 @@ def asks(self:Spec): # Fields that the goal has a use for
 
 # %% ../nbs/07_runs.ipynb #dcee5c4c
 @patch
+def start(self:Spec): return Start(self.model, self.weights, self.freeze) if self.weights else None
+
+@patch
+def class_groups(self:Spec, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
+
+# %% ../nbs/07_runs.ipynb #dcee5c4e
+@patch
 def data(self:Spec, root=None):
     found = load(self.dataset, root, self.split_seed, self.image_size, self.swapped, self.label)
     self._check_fits(found)
@@ -248,21 +255,19 @@ def _check_fits(self:Spec, data): # `Data`
     "Refuse what is for images, of a table; and weights of other columns"
     said = describe(self.model, self.weights) if self.weights else None
     if said and said.shape and said.feature_names != data.feature_names:
-        of = f"a table with the columns {', '.join(said.feature_names):.80}" if said.feature_names else 'images'
-        raise InputError(f'weights {self.weights} are of {of}, which {data.name} is not; give others')
+        columns = ', '.join(said.feature_names)
+        of = f'a table with the columns {columns:.80}' if columns else 'images'
+        raise InputError(f'weights {self.weights} are of {of}, not so {data.name}; give others')
     if not data.feature_names: return
-    for_images = {'augment': self.recipe.augment, "transform 'trivial'": 'trivial' in self.recipe.transform.split('+')}
-    others = '@' in self.model or model_source(self.model) in ('torchvision', 'timm')
-    for_images[f"model '{self.model}'"] = others or self.model.startswith('resnet')
-    if found := [what for what, given in for_images.items() if given]:
-        mend = 'give mlp-128 or linear' if found[0].startswith('model') else 'leave it out'
-        raise InputError(f'{found[0]} is for images, and {data.name} is a table; {mend}')
-
-@patch
-def start(self:Spec): return Start(self.model, self.weights, self.freeze) if self.weights else None
-
-@patch
-def class_groups(self:Spec, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
+    where = f'is for images, and {data.name} is a table'
+    if self.recipe.augment: raise InputError(f'augment {where}; leave it out')
+    if 'trivial' in self.recipe.transform.split('+'):
+        raise InputError(f"transform 'trivial' {where}; "
+            'leave it out')
+    others = model_source(self.model) in ('torchvision', 'timm') or '@' in self.model
+    if others or self.model.startswith('resnet'):
+        raise InputError(f"model '{self.model}' {where}; "
+            'give mlp-128, linear, or package.module:factory')
 
 # %% ../nbs/07_runs.ipynb #860477c1
 @patch
