@@ -111,14 +111,14 @@ def _shown(key): return str(int(key) if isinstance(key, float) and not key % 1 e
 def classes_in(values, what): # (n,) text, numbers or truth values; what they are, for messages
     "(n,) class indices, and the names of the classes"
     texts, index = np.unique(np.asarray(values).astype(str), return_inverse=True)
-    keys, most = [_number_in(t) for t in texts], len(values) / 2
-    if any(k and k % 1 for k in keys): most = min(most, max(20, len(values) / 10)) # Fractions
-    if len(texts) > most:
-        raise InputError(f"{what} has {len(texts)} different values in {len(values)} rows, such as "
-            f"'{texts[-1]:.30}'; a label is one of a few classes, so give another column, or bring "
-            'its values into groups')
+    keys = [_number_in(t) for t in texts]
     if None in keys: keys = texts.tolist()
-    order = sorted(set(keys))
+    order, most = sorted(set(keys)), len(values) / 2
+    if any(isinstance(k, float) and k % 1 for k in keys): most = min(most, max(20, most / 5))
+    if len(order) > most:
+        raise InputError(f"{what} has {len(order)} different values in {len(values)} rows, such as "
+            f"'{_shown(order[-1]):.30}'; a label is one of a few classes, so give another column, "
+            'or bring its values into groups')
     place = {key: i for i, key in enumerate(order)}
     return np.array([place[key] for key in keys])[index], [_shown(key) for key in order]
 

@@ -160,7 +160,7 @@ def check_model(model): # Name of a network
 class Spec:
     "Everything that decides the outcome of a run"
     dataset: str = 'digits-lt' # A name, or the path of one's own images or table
-    model: str = option('resnet8-w8', 'resnet20, resnet56, resnet8-w8, mlp-128, ...; resnet18@224 to enlarge images; a torchvision classifier; timm:NAME; or package.module:factory')
+    model: str = option('resnet8-w8', 'resnet20, resnet56, resnet8-w8, mlp-128, linear, ...; resnet18@224 to enlarge images; a torchvision classifier; timm:NAME; or package.module:factory')
     objective: str = option('accuracy', f"one of {', '.join(GOALS)}")
     loss: str = option('cross-entropy', f"one of {', '.join(KINDS)}")
     step_size: float = option(.1, 'omega, of the multipliers', 'positive')
