@@ -122,6 +122,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'ncdo.columns._read_parquet': ('columns.html#_read_parquet', 'ncdo/columns.py'),
                               'ncdo.columns._refuse_other': ('columns.html#_refuse_other', 'ncdo/columns.py'),
                               'ncdo.columns._shown': ('columns.html#_shown', 'ncdo/columns.py'),
+                              'ncdo.columns._tell_of_rounding': ('columns.html#_tell_of_rounding', 'ncdo/columns.py'),
                               'ncdo.columns.archive_rows': ('columns.html#archive_rows', 'ncdo/columns.py'),
                               'ncdo.columns.check_names': ('columns.html#check_names', 'ncdo/columns.py'),
                               'ncdo.columns.classes_in': ('columns.html#classes_in', 'ncdo/columns.py'),

@@ -68,6 +68,13 @@ def read_table(path, label=None): # .csv or .parquet; column with the classes, i
 # %% ../nbs/03c_columns.ipynb #c03c0029
 _row = np.argmax # The first that is so
 
+def _tell_of_rounding(exact, v, where): # The same numbers in 64 and in 32 bits
+    if (exact == v).all(): return
+    there, left = [len(np.unique(x)) for x in (exact, v)]
+    if left < there / 10:
+        warnings.warn(f'{where} has {there} different values, of which 32 bits tell {left} apart; '
+            'subtract a constant from it, or leave it out')
+
 def _refuse_other(column, where):
     "Of a column that is not numeric: an error that shows why"
     pd = optional('pandas', 'train')
@@ -87,13 +94,16 @@ def numbers_of(column, name, path): # Of a `DataFrame`; what it is called; its f
     if gaps.any():
         raise InputError(f'{where} has no value in row {_row(gaps)} ({gaps.sum()} in all); '
             'fill in such values first, or leave the rows out')
-    with np.errstate(over='ignore'): v = column.to_numpy(np.float64).astype(np.float32)
+    exact = column.to_numpy(np.float64)
+    with np.errstate(over='ignore'): v = exact.astype(np.float32)
     if not np.isfinite(v).all():
         i = _row(~np.isfinite(v))
         raise InputError(f'{where} is {column.iloc[i]} in row {i}, which is not finite in 32 bits; '
             'mend it first, or leave the row out')
+    _tell_of_rounding(exact, v, where)
     return v
 
+# %% ../nbs/03c_columns.ipynb #c03c0059
 def matrix_of(frame, names, path): # `DataFrame`; columns wanted; its file
     "(n, d) float32, the columns in the order of the names"
     x = np.empty((len(frame), len(names)), np.float32)

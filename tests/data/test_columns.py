@@ -183,3 +183,8 @@ def test_new_rows_by_name(tmp_path):
 def test_images_are_told_where_tables_go(tmp_path):
     with pytest.raises(InputError, match=r'x_train is float64 \(24, 2\).*numbers of a table are called X_train'):
         load(npz(tmp_path, x_train=X, y_train=np.arange(24) % 3, x_test=X, y_test=np.arange(24) % 3))
+
+
+def test_case_numbers_too_large_for_32_bits_are_told(tmp_path):
+    text = 'number,v,kind\n' + ''.join(f'{10**12 + i},{i / 7},{c}\n' for i, c in enumerate('abc' * 20))
+    with pytest.warns(UserWarning, match="column 'number' of .* has 60 different values, of which 32 bits tell 1 apart"): load(csv(tmp_path, text), label='kind')
