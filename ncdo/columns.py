@@ -8,7 +8,7 @@ __all__ = ['TABLES', 'MISSING', 'check_names', 'read_table', 'numbers_of', 'matr
            'archive_rows', 'new_rows']
 
 # %% ../nbs/03c_columns.ipynb #c03c0004
-import contextlib, difflib, functools, math, torch, warnings, numpy as np
+import contextlib, difflib, functools, math, re, torch, warnings, numpy as np
 from collections import Counter
 from pathlib import Path
 from .common import optional
@@ -111,10 +111,11 @@ def matrix_of(frame, names, path): # `DataFrame`; columns wanted; its file
     return x
 
 # %% ../nbs/03c_columns.ipynb #c03c0034
-def _number_in(text): # A finite number, or None
+def _number_in(text): # A finite number, or None; 01 is a name
+    if re.match(r'[+-]?0\d', text) or '_' in text: return None
     for kind in (int, float):
         with contextlib.suppress(ValueError, OverflowError):
-            if '_' not in text and math.isfinite(v := kind(text)): return v
+            if math.isfinite(v := kind(text)): return v
 
 def _shown(key): return str(int(key) if isinstance(key, float) and not key % 1 else key)
 
@@ -198,12 +199,13 @@ def _frame_of(X, name, names, path): # (n, d); what it is called; names of its c
 # %% ../nbs/03c_columns.ipynb #c03c0056
 def _named(given, names, path): # {array: labels}; class names, or None; file
     "The labels one after the other as class indices, and the names of the classes"
-    y, classes = classes_in(np.concatenate(list(given.values())), f'y of {path}')
-    if names is None: return y, classes
-    if other := [c for c in classes if c not in names]:
+    y = np.concatenate(list(given.values()))
+    if names is None: return classes_in(y, f'y of {path}')
+    texts, index = np.unique(y.astype(str), return_inverse=True)
+    if other := [t for t in texts if t not in names]:
         raise InputError(f"{path}: y holds '{other[0]}', which is not one of class_names; "
             'name all the classes')
-    return np.array([names.index(c) for c in classes])[y], names
+    return np.array([names.index(t) for t in texts])[index], names
 
 def _labels(given, names, path): # As for `_named`
     "{array: class indices}, and the names of the classes"

@@ -44,7 +44,7 @@ def test_the_label_may_be_anywhere_and_other_forms_give_the_same(tmp_path):
 
 
 @pytest.mark.parametrize('values,names', [('2,10,2,10', ['2', '10']), ('b,a,b,a', ['a', 'b']), ('1.0,2,1,2.0', ['1', '2']), ('.5,2,.5,2', ['0.5', '2']), # chkstyle: ignore-node
-    ('True,False,True,False', ['False', 'True']), ('10,a,10,a', ['10', 'a']), ('nan,inf,nan,inf', ['inf', 'nan']), ('1_0,2,1_0,2', ['1_0', '2']), ('-1,1,-1,1', ['-1', '1']),
+    ('True,False,True,False', ['False', 'True']), ('10,a,10,a', ['10', 'a']), ('01,1,01,1', ['01', '1']), ('02,01,02,01', ['01', '02']), ('0.5,0,0.5,0', ['0', '0.5']), ('nan,inf,nan,inf', ['inf', 'nan']), ('1_0,2,1_0,2', ['1_0', '2']), ('-1,1,-1,1', ['-1', '1']),
     (f'{2**60},{2**60 + 1},{2**60},{2**60 + 1}', [str(2**60), str(2**60 + 1)])])
 def test_names_of_classes(values, names):
     texts = values.split(',')
@@ -156,6 +156,9 @@ def test_class_names_beside_indices_or_text(tmp_path):
     index = np.arange(24) % 3
     by_index, by_name = [load(npz(tmp_path, X=X, y=y, class_names=names)) for y in (index, names[index])]
     assert by_index.class_names == by_name.class_names == ('z', 'y', 'x') and torch.equal(by_index.y, by_name.y)
+    numbers = np.array(['02', '10', '1'])
+    data = load(npz(tmp_path, X=X, y=numbers[index], class_names=numbers))
+    assert data.class_names == ('02', '10', '1') and torch.equal(data.y, by_index.y)
     assert load(npz(tmp_path, X=X.astype(int), y=index + 1)).class_names == ('1', '2', '3')
     with pytest.raises(InputError, match='run from 1 to 3, but classes are numbered from 0'): load(npz(tmp_path, X=X, y=index + 1, class_names=names))
 
