@@ -20,7 +20,7 @@ from .gains import InputError
 from .losses import KINDS
 from .pretrained import describe
 from .runs import (GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, differences, ensemble_run, measured, one_of,
-    post_shift_run, read_record, recipe_spec, same_data)
+    post_shift_run, read_record, recipe_spec, same_data, things_of)
 from .schedule import compute, pack, run_stack, runs_in
 from ncdo.studies import (borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs, studies, studies_at, study_files, study_fingerprint,
     study_runs)
@@ -44,7 +44,7 @@ def summary(
     lines += [f'{name[:12]:>12}  {count:>6}   {r:.3f}     {c:.3f}' for name, count, r, c in rows]
     worst = min(range(len(names)), key=lambda i: test['recall'][i])
     lines.append(f"average recall {test['avg_recall']:.3f}, worst class {test['min_recall']:.3f} ({names[worst]}), training accuracy {record['train_accuracy']:.3f}")
-    lines.append(f"with 95% confidence the recall of every class is at least {measured(test, 'certified_recall'):.3f}, by these test images")
+    lines.append(f"with 95% confidence the recall of every class is at least {measured(test, 'certified_recall'):.3f}, by these test {things_of(record)}")
     if (violation := record['validation']['worst_violation']) is not None:
         state = 'met' if record['validation'].get('met', violation <= 1e-3) else f'missed by {violation:.4g}'
         lines.append(f"constraints on validation data: {state}; on test data the largest violation is {test['worst_violation']:.4f}")
@@ -137,7 +137,7 @@ def asked_for(given): # {option: value} as Typer has them
 @with_options(*options_of(Spec, Recipe, without=('objective', 'loss', 'seed')))
 # chkstyle: ignore-node
 def train(
-    dataset: str = typer.Option('digits-lt', help=f"one of {', '.join(DATASETS)}, or the path of a folder with a sub-folder of images for each class, or of an .npz"),
+    dataset: str = typer.Option('digits-lt', help=f"one of {', '.join(DATASETS)}, or the path of a folder with a sub-folder of images for each class, of an .npz, or of a table: .csv or .parquet"),
     objective: str = typer.Option('worst-case-recall', help=f"one of {', '.join(GOALS)}"),
     loss: str = typer.Option('auto', help=f"one of {', '.join(KINDS)}"),
     out: Path = typer.Option(Path('run'), help='folder for the record'),
@@ -172,11 +172,12 @@ def train(
 def described(dataset, objective, loss, seed, preset, teacher, epochs, data, given): # As `ncdo train` has them
     "The run asked for, and its data"
     dataset = locate(dataset)
-    if preset and dataset not in DATASETS: raise InputError(f"preset '{preset}' is for {', '.join(DATASETS)}; your own images have a recipe of their own")
+    if preset and dataset not in DATASETS: raise InputError(f"preset '{preset}' is for {', '.join(DATASETS)}; your own data have a recipe of their own")
     given |= _begun(dataset, given)
     preset = preset or next((p for p in ('quick', 'paper') if dataset in PRESETS[p]), None)
     if teacher: given |= _taught(teacher, given)
-    own = None if dataset in DATASETS else load(dataset, data, *[given.get(k, getattr(Spec, k)) for k in ('split_seed', 'image_size', 'swapped')])
+    how = [given.get(k, getattr(Spec, k)) for k in ('split_seed', 'image_size', 'swapped', 'label')]
+    own = None if dataset in DATASETS else load(dataset, data, *how)
     spec = recipe_spec(preset, dataset, objective, loss, seed, own, **given)
     loaded = own or spec.data(data)
     if spec.weights: spec = dataclasses.replace(spec, model=_as_seen(spec, loaded))
@@ -190,7 +191,7 @@ def _taught(teacher, given): # Folder of a finished run; {option: value}
     taught = read_record(teacher)
     if taught is None: raise InputError(f'{teacher} holds no record of a finished run to learn from')
     found = dict(teacher='+'.join(taught.get('members', [taught['id']])))
-    for name in ('split_seed', 'swapped', 'image_size'):
+    for name in ('split_seed', 'swapped', 'image_size', 'label'):
         found[name] = theirs = taught['spec'].get(name, getattr(Spec, name))
         if given.get(name, theirs) != theirs:
             raise InputError(f"--{name.replace('_', '-')} is {given[name]}, the teacher's {theirs}; leave it out")
@@ -398,11 +399,11 @@ def report(
 # chkstyle: ignore-node
 def predict(
     run: Path = typer.Argument(..., help='folder of a finished run'),
-    images: list[Path] = typer.Argument(..., help='image files, or folders of them'),
+    images: list[Path] = typer.Argument(..., help='image files, or folders of them; for a run on a table: .csv, .parquet or .npz'),
     out: Path = typer.Option(None, help='CSV file; standard output unless given'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given")
 ):
-    "Predict the classes of image files, as CSV: file, class, and the softmax of the scores"
+    "Predict the classes of image files or of a table's rows, as CSV: file, row, class, and the softmax of the scores"
     from ncdo.predict import predict
     check_device(device)
     table = predict(run, images, device).to_csv(index=False, float_format='%.6f')
@@ -411,7 +412,7 @@ def predict(
 
 @app.command()
 def export(run: Path = typer.Argument(..., help='folder of a finished run')):
-    "Write model.onnx into a run's folder: pixels of 0 to 255 in, scores out, the normalisation inside"
+    "Write model.onnx into a run's folder: pixels of 0 to 255 (or features) in, scores out, the normalisation inside"
     from ncdo.predict import export_onnx
     path, difference = export_onnx(run)
     print(f'model: {path} (largest difference to PyTorch {difference:.1g})')

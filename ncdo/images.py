@@ -191,7 +191,7 @@ def _check_indices(y, m, what):
     bad = y[(y < 0) | (y >= m)]
     if len(bad):
         raise InputError(f'{what}: {len(bad)} labels, such as {bad[0]}, are not among 0..{m - 1}; '
-            'leave such images out, or name all the classes')
+            'leave such examples out, or name all the classes')
 
 def _class_indices(labels, names, whole, each):
     "{part: (n,) int64}, checked; messages call all of them `whole`, those of a part `each(part)`"
@@ -222,8 +222,9 @@ def _check_images(path, part, x, y):
     "Upright uint8 images, one for each label, or an error"
     upright = x.ndim == 4 and (x.shape[-1] in (1, 3) or x.shape[1] not in (1, 3))
     if not upright or x.dtype != np.uint8:
+        table = f'; numbers of a table are called X_{part}' if x.ndim == 2 else ''
         raise InputError(f'{path}: x_{part} is {x.dtype} {x.shape}; '
-            'it must be uint8 (n, height, width, channels)')
+            f'it must be uint8 (n, height, width, channels){table}')
     if y.shape != x.shape[:1]: raise InputError(f'{path}: y_{part} has shape {y.shape} for {len(x)} images')
     if not len(y): raise InputError(f'{path}: y_{part} is empty; it needs images of every class')
 

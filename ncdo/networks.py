@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LARGE', 'TWICE', 'KNOWN', 'NETWORKS', 'StackedLinear', 'widen', 'ConvNorm', 'Pad', 'Block', 'Stem', 'ResNet',
-           'Enlarge', 'MLP', 'enlarged', 'model_source', 'timm_entry', 'source_hash', 'Alone', 'build']
+           'Enlarge', 'MLP', 'Linear', 'enlarged', 'model_source', 'timm_entry', 'source_hash', 'Alone', 'build']
 
 # %% ../nbs/04_networks.ipynb #58108c3d
 import copy, difflib, functools, hashlib, importlib, math, os, re, sys
@@ -147,9 +147,18 @@ class MLP(nn.Module):
             x = F.relu(norm(x.transpose(0, 1).flatten(1))).unflatten(1, (len(x), -1)).transpose(0, 1)
         return self.head(x)
 
+class Linear(nn.Module):
+    "K linear classifiers side by side"
+    def __init__(self, stack, num_inputs, num_classes):
+        super().__init__()
+        self.head = StackedLinear(stack, num_inputs, num_classes)
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, enabled=False): return self.head(x.flatten(2))
+
 # %% ../nbs/04_networks.ipynb #b1405311
 TWICE = 'resnet50', 'resnet152' # Of depth 6n+2, and in torchvision
-KNOWN = ('use resnet20, resnet56, ... (any depth 6n+2), resnet18 or resnet34, resnet8-w8, mlp-128, '
+KNOWN = ('use resnet20, resnet56, ... (any depth 6n+2), resnet18 or resnet34, resnet8-w8, mlp-128, linear, '
     'the name of a torchvision classifier, timm:NAME, or package.module:factory')
 
 def _resnet(found, stack, shape, m):
@@ -160,6 +169,7 @@ def _mlp(found, stack, shape, m): return MLP(stack, math.prod(shape), m, int(fou
 
 # Pattern of a name: function of its match, K, shape of an image, m; gives a module from (K, n, *shape) to (K, n, m)
 NETWORKS = {r'resnet(\d+)(?:-w([1-9]\d*))?(-pad)?': _resnet, r'mlp-([1-9]\d*)': _mlp}
+NETWORKS['linear'] = lambda found, stack, shape, m: Linear(stack, math.prod(shape), m)
 
 def _entry(model):
     "Its function and the match of its name, or None"

@@ -92,6 +92,7 @@ class Description:
     shape: tuple = None # (channels, height, width) of the images they have seen
     mean: tuple = None # Of each channel, for pixels of 0 to 255
     std: tuple = None
+    feature_names: tuple = () # Of the columns, where it was a table
 
     @property
     def side(self): return self.shape[1] if self.shape and self.shape[1] == self.shape[2] else None
@@ -123,7 +124,8 @@ def _said_by_run(path):
         if not OF_RUN <= facts.keys(): return None
         model, shape = _network_in(path, facts)
         moments = [tuple(f.get_tensor(k).tolist()) for k in ('mean', 'std')]
-        return Description(model, shape, *moments)
+        columns = json.loads(facts.get('feature_names', '[]'))
+        return Description(model, shape, *moments, tuple(columns))
 
 # %% ../nbs/04c_pretrained.ipynb #343da88f
 def describe(
@@ -313,6 +315,9 @@ def embed(
     if start.mean is None:
         raise InputError(f'weights {weights} do not say how images are to be normalised; '
             'give those of torchvision, timm or a run')
+    if start.said.feature_names:
+        raise InputError(f'weights {weights} are of a table of features; '
+            'give those of images')
     channels, height, width = start.said.shape
     if image_size: height = width = image_size
     name, shape = start.said.model, (channels, height, width)

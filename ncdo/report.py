@@ -10,7 +10,7 @@ __all__ = ['BLUE', 'ORANGE', 'GREY', 'STYLE', 'PAGE', 'PAGE_END', 'FIGURES', 'pe
 # %% ../nbs/07b_report.ipynb #e2b0f851
 import base64, functools, io, tempfile, torch, numpy as np
 from pathlib import Path
-from .runs import GOALS, SETTINGS, most_frequent, names_of, post_shift_run, read_record, spec_of
+from .runs import GOALS, SETTINGS, most_frequent, names_of, post_shift_run, read_record, spec_of, things_of
 from .gains import InputError, average_recall, balanced_coverage, group_mean, nanmin, precision, recall
 from .samples import certified_recall, mean_of_worst, recall_intervals, tenth_of
 from .common import write_atomically
@@ -43,7 +43,7 @@ class Run:
     def _read(self, r):
         self.spec, counts = spec_of(r), torch.tensor(r['class_counts'], dtype=torch.float64)
         self.m, self.counts, self.priors = len(counts), counts.long(), counts / counts.sum()
-        self.names = names_of(r)
+        self.names, self.things = names_of(r), things_of(r)
         self.problem, self.groups = self.spec.problem(self.priors, names=self.names), self.spec.class_groups(self.priors)
         self.order = counts.argsort(descending=True, stable=True)
         self.dataset = Path(self.spec.dataset).name
@@ -59,7 +59,8 @@ class Run:
         each = 'head or tail' if by_group else 'any class' if self.problem.domain == 'simplex' else 'every class'
         told = {k: in_words(v, self.units) for k, v in dict(tau=s.tau, fraction=s.fraction, target=0 if target is None else target).items()}
         asked = dict(alpha=s.alpha, beta=s.beta, worst_k=s.worst_of(self.m), background=s.background, class_index=s.class_index)
-        self.wanted, self.target_told = self.goal.wanted.format(each=each, **asked, **told), told['target']
+        wanted = self.goal.wanted.replace('on images', f'on {self.things}')
+        self.wanted, self.target_told = wanted.format(each=each, **asked, **told), told['target']
         if s.constraint: self.wanted += '; besides, ' + GOALS[s.constraint].wanted.partition('while ')[2].format(each=each, **told)
         self.uneven = self.targets is not None and self.target is None
         self.lowest = f'smallest {self.quantity}' + (' less its target' if self.uneven else '')
@@ -135,20 +136,20 @@ def draw_recall(run): # `Run`
     o, x, C, few = run.order, np.arange(run.m), run.confusion['test'], run.m <= 30
     fig, (top, ax) = plt.subplots(2, 1, figsize=(9, 4.8), layout='constrained', sharex=True, height_ratios=(1, 3))
     bars = top.bar(x, run.counts[o].numpy(), color='.75')
-    top.set(yscale='log', ylim=(.8, 3 * run.counts.max().item()), ylabel='training\nimages', title='How often each class is recognised, from the largest class to the smallest')
+    top.set(yscale='log', ylim=(.8, 3 * run.counts.max().item()), ylabel=f'training\n{run.things}', title='How often each class is recognised, from the largest class to the smallest')
     top.yaxis.set_major_formatter('{x:g}')
     if few: top.bar_label(bars, fontsize=8)
     test, validation = [recall(run.confusion[p])[o].numpy() for p in ('test', 'validation')]
     between = recall_intervals(C.diagonal()[o], run.test_counts[o])
     ax.vlines(x, *between.numpy(), color=BLUE, alpha=.35, lw=2, label='95% interval')
-    ax.plot(x, validation, 'o', mfc='none', color=GREY, ms=5, label='validation images')
-    ax.plot(x, test, 'o', color=BLUE, ms=5, label='test images')
+    ax.plot(x, validation, 'o', mfc='none', color=GREY, ms=5, label=f'validation {run.things}')
+    ax.plot(x, test, 'o', color=BLUE, ms=5, label=f'test {run.things}')
     low = np.argsort(test, kind='stable')[:1 if few else 5]
-    ax.plot(low, test[low], 'o', color=ORANGE, ms=7, label='lowest on test images:\n' + '\n'.join(short_name(run.names[i]) for i in o[low]))
+    ax.plot(low, test[low], 'o', color=ORANGE, ms=7, label=f'lowest on test {run.things}:\n' + '\n'.join(short_name(run.names[i]) for i in o[low]))
     ax.axhline(np.nanmean(test), color=BLUE, ls=':', lw=1, label='average, test')
     if run.quantity == 'recall' and run.target: ax.axhline(run.target, color='k', ls='--', lw=1, label='target')
     elif run.quantity == 'recall' and run.uneven: ax.hlines(np.array(run.targets)[o], x - .4, x + .4, color='k', ls='--', lw=1, label='target of each class')
-    ax.set(ylabel='recall', ylim=(-.08, 1.04), xlim=(-.7, run.m - .3), xlabel='class' if few else 'classes, most training images first')
+    ax.set(ylabel='recall', ylim=(-.08, 1.04), xlim=(-.7, run.m - .3), xlabel='class' if few else f'classes, most training {run.things} first')
     ax.yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
     names = [short_name(run.names[i]) for i in o]
     ax.set_xticks(x if few else [], names if few else [], rotation=90 if sum(map(len, names)) > 90 else 0)
@@ -174,7 +175,7 @@ def draw_confusion(run): # `Run`
     ax.set_yticks(range(run.m), names, fontsize=None if few else 7)
     ax.set_xlabel('predicted class', **big)
     ax.set_ylabel('true class', **big)
-    ax.set_title('Of every 100 test images of a class (row), how many go where', **big)
+    ax.set_title(f'Of every 100 test {run.things} of a class (row), how many go where', **big)
     bar = fig.colorbar(shown, ax=ax, shrink=.5, aspect=30, ticks=[0, .05, .2, .5, 1])
     bar.ax.set_yticklabels(['0', '5', '20', '50', '100'], **big)
     bar.outline.set_visible(False)
@@ -208,7 +209,7 @@ def draw_history(run): # `Run`
         for i, colour in reversed(colours.items()): ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(names[i]))
     who = 'each class was' if run.groups is None else 'head and tail were'
     axs[0].set(xlabel='training step', ylabel='multiplier, or price', title=f'What {who} worth', ylim=0)
-    axs[1].set(xlabel='training step', title='What it got, on validation images',
+    axs[1].set(xlabel='training step', title=f'What it got, on validation {run.things}',
         ylabel='value less target' if against else run.quantity)
     if against: axs[1].axhline(0, color='k', lw=1)
     else: axs[1].yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
@@ -260,7 +261,7 @@ def draw_alternatives(run, points): # `Run`; what `alternatives` returns
         look = dict(marker='osD^vPX'[k % 7], color=palette[k % 7], mfc='none' if p['shifted'] else None, ms=12 if p['shifted'] else 7)
         ax.errorbar(p['x'], p['y'], xerr=p['x_error'], yerr=p['y_error'], mew=1.6, elinewidth=.8, ls='', label=p['name'].replace('$', r'\$'), **look)
     if run.targets is not None: ax.axhline(0 if run.uneven else run.target, color='k', ls='--', lw=1, label='target')
-    ax.set(xlabel=run.overall, ylabel=run.lowest, title='Up and to the right is better (test images)')
+    ax.set(xlabel=run.overall, ylabel=run.lowest, title=f'Up and to the right is better (test {run.things})')
     ax.margins(.1)
     if not run.uneven: ax.set_ylim(max(-.01, ax.get_ylim()[0]))
     for axis in (ax.xaxis, ax.yaxis): axis.set_major_formatter(lambda v, _: f'{100 * v:.3g}%')
@@ -293,32 +294,32 @@ PAGE = '''<!doctype html>
 {% macro figure(name) %}{% if name in figures %}<figure><img tabindex="0" class="{{ name if run.m <= 30 else 'large' }}" src="{{ figures[name] }}" alt="{{ alt[name] }}">
 <figcaption>{{ caller() }}</figcaption></figure>{% endif %}{% endmacro %}
 <h1>{{ run.spec.objective }} on {{ run.dataset }}</h1>
-<p class="sub">Run {{ run.record.id }}: {{ run.spec.model }}, loss {{ run.spec.loss }}, {{ run.m }} classes, {{ run.counts.sum().item() }} training images</p>
+<p class="sub">Run {{ run.record.id }}: {{ run.spec.model }}, loss {{ run.spec.loss }}, {{ run.m }} classes, {{ run.counts.sum().item() }} training {{ run.things }}</p>
 <h2>What was asked, and what came of it</h2>
 <p><b>Wanted:</b> {{ run.wanted }}.</p>
 <div class="verdict">{% for part, sentence in verdict.said.items() %}
 <div class="card {{ '' if verdict.met is none else 'met' if verdict.met[part] else 'missed' }}">
-<b>{{ part.capitalize() }} images{% if verdict.met is not none %}: {{ '✓ met' if verdict.met[part] else '✗ not met' }}{% endif %}</b>{{ sentence }}.</div>{% endfor %}</div>
-<p class="note">Training looked at the validation images to set its course; the test images were judged once, at the end, and are the better guide to new images.
+<b>{{ part.capitalize() }} {{ run.things }}{% if verdict.met is not none %}: {{ '✓ met' if verdict.met[part] else '✗ not met' }}{% endif %}</b>{{ sentence }}.</div>{% endfor %}</div>
+<p class="note">Training looked at the validation {{ run.things }} to set its course; the test {{ run.things }} were judged once, at the end, and are the better guide to new {{ run.things }}.
 {% if verdict.met is none %}{{ '' if run.spec.constraint else 'No target was set, so nothing can be met or missed.' }}
-{% elif not verdict.met.test %}The worst miss on test images is {{ '%.1f' | format(verdict.miss) }} standard errors wide: {{ 'chance alone may explain it, as the smallest
+{% elif not verdict.met.test %}The worst miss on test {{ run.things }} is {{ '%.1f' | format(verdict.miss) }} standard errors wide: {{ 'chance alone may explain it, as the smallest
 of several measured numbers lies below the smallest true one' if verdict.miss < 2 else 'more than chance explains' }}.{% endif %}
 {% if run.record.at_bound %}<b>The price of these targets reached its bound: {{ run.record.at_bound | join(', ') }}. They cannot be met together.</b>{% endif %}
-{% if run.record.train_accuracy > 0.999 %}The network has learnt its training images by heart (100% right), so only other images tell how good it is.
-{% else %}It is right about {{ run.record.train_accuracy | pct }} of its training images.{% endif %}</p>
+{% if run.record.train_accuracy > 0.999 %}The network has learnt its training {{ run.things }} by heart (100% right), so only other {{ run.things }} tell how good it is.
+{% else %}It is right about {{ run.record.train_accuracy | pct }} of its training {{ run.things }}.{% endif %}</p>
 {% if verdict.met is not none %}<details {{ 'open' if verdict.rows | length <= 12 else '' }}><summary>Target by target (wanted: {{ run.quantity }} of at least {{ run.target_told }})</summary>
 <table><tr><th>{{ 'class' if run.units | length == run.m else 'group' }}</th>{% if run.uneven %}<th>wanted</th>{% endif %}<th>validation</th><th>test</th><th>standard error</th></tr>{% for r in verdict.rows %}
 <tr><td class="name">{{ r.name }}</td>{% if run.uneven %}<td>{{ r.target | pct }}</td>{% endif %}{% for p in ('validation', 'test') %}<td class="{{ '' if r.met[p] else 'missed-cell' }}">{{ '' if r.met[p] else '✗ ' }}{{ r[p] | pct }}</td>{% endfor %}
 <td>{{ r.error | pct(2) }}</td></tr>{% endfor %}</table></details>{% endif %}
 <h2>Each class against its size</h2>
-{% call figure('recall') %}Recall is the share of a class's images that are recognised. A slope down to the right means that rare classes pay for being rare. A line shows where the true
-recall of a class lies with 95% confidence (one line of twenty may miss it): with {{ run.test_counts.min().item() }} test images of a class, small differences mean nothing.{% endcall %}
+{% call figure('recall') %}Recall is the share of a class's {{ run.things }} that are recognised. A slope down to the right means that rare classes pay for being rare. A line shows where the true
+recall of a class lies with 95% confidence (one line of twenty may miss it): with {{ run.test_counts.min().item() }} test {{ run.things }} of a class, small differences mean nothing.{% endcall %}
 <p>{{ sizes }}</p>
-<p>With 95% confidence in each by itself, for new images of the same kind: {{ certified | join('; ') }}. The lowest of several measured recalls is the one that chance was hardest on; the true lowest may lie above it.</p>
+<p>With 95% confidence in each by itself, for new {{ run.things }} of the same kind: {{ certified | join('; ') }}. The lowest of several measured recalls is the one that chance was hardest on; the true lowest may lie above it.</p>
 <h2>Which class is taken for which</h2>
 {% call figure('confusion') %}Rows are true classes, columns what they were taken for, both from the largest class to the smallest. Colour left of the diagonal: rare classes disappear into common
 ones. Colour right of it: rare classes are seen where there are none. Click the figure to enlarge it.{% endcall %}
-{% if mistakes %}<table><tr><th>most frequent mistakes</th><th>taken for</th><th>share of the true class</th><th>test images</th></tr>{% for e in mistakes %}
+{% if mistakes %}<table><tr><th>most frequent mistakes</th><th>taken for</th><th>share of the true class</th><th>test {{ run.things }}</th></tr>{% for e in mistakes %}
 <tr><td class="name">{{ e.true }}</td><td class="name">{{ e.predicted }}</td><td>{{ e.share | pct }}</td><td>{{ e.images }}</td></tr>{% endfor %}</table>{% endif %}
 '''
 
@@ -331,13 +332,13 @@ prices that swing for a smaller one. Where a price rose and the curve on the rig
 their predictions corrected after training. {{ '' if beside else 'Put other runs on the same classes here with --beside.' }}{% endcall %}
 <div class="scroll"><table><tr><th>model</th><th>{{ run.overall }}, test</th><th>{{ run.lowest }}, validation</th><th>{{ run.lowest }}, test</th></tr>{% for p in points %}
 <tr><td class="name">{{ p.name }}</td><td>{{ p.x | pct }}</td><td>{{ p.y_validation | pct }}</td><td>{{ p.y | pct }}</td></tr>{% endfor %}</table></div>
-<p class="note">{% if points | selectattr('shifted') | list %}A shift is chosen on the validation images, so its validation number flatters it.{% endif %}{% if other_split %} Not on the same split as this run, so judged on other images: {{ other_split | join(', ') }}.{% endif %}</p>
+<p class="note">{% if points | selectattr('shifted') | list %}A shift is chosen on the validation {{ run.things }}, so its validation number flatters it.{% endif %}{% if other_split %} Not on the same split as this run, so judged on other {{ run.things }}: {{ other_split | join(', ') }}.{% endif %}</p>
 <h2>All classes</h2>
 <details {{ 'open' if run.m <= 20 else '' }}><summary>{{ run.m }} classes, largest first</summary><div class="scroll">
-<table><tr><th>class</th><th>training images</th><th>test images</th><th>recall, validation</th><th>recall, test</th><th>95% interval</th><th>precision, test</th><th>share of predictions, test</th></tr>
+<table><tr><th>class</th><th>training {{ run.things }}</th><th>test {{ run.things }}</th><th>recall, validation</th><th>recall, test</th><th>95% interval</th><th>precision, test</th><th>share of predictions, test</th></tr>
 {% for c in classes %}<tr><td class="name">{{ c.name }}</td><td>{{ c.train }}</td><td>{{ c.test }}</td><td>{{ c.validation | pct }}</td><td>{{ c.recall | pct }}</td>
 <td>{{ c.low | pct }} – {{ c.high | pct }}</td><td>{{ c.precision | pct }}</td><td>{{ c.coverage | pct }}</td></tr>{% endfor %}</table></div></details>
-<p class="note">Precision is the share of a class's predictions that are right, and depends on the class mix: here that of the test images. The share of predictions is for images with all classes equally frequent.</p>
+<p class="note">Precision is the share of a class's predictions that are right, and depends on the class mix: here that of the test {{ run.things }}. The share of predictions is for {{ run.things }} with all classes equally frequent.</p>
 <h2>How it was made</h2>
 <table>{% for k, v in facts.items() %}<tr><td>{{ k }}</td><td class="name">{{ v }}</td></tr>{% endfor %}</table>
 </body></html>
@@ -363,14 +364,14 @@ def class_rows(run): # `Run`
 
 def size_sentence(run): # `Run`
     "What the larger half of the classes has over the smaller half, if sizes differ"
-    if run.counts.min() == run.counts.max(): return 'All classes have the same number of training images.'
+    if run.counts.min() == run.counts.max(): return f'All classes have the same number of training {run.things}.'
     large, small = [recall(run.confusion['test'])[i].nanmean().item() for i in run.order.tensor_split(2)]
-    return f'On average the larger half of the classes is recognised in {percent(large)} of its test images, the smaller half in {percent(small)}.'
+    return f'On average the larger half of the classes is recognised in {percent(large)} of its test {run.things}, the smaller half in {percent(small)}.'
 
 def facts(run): # `Run`
     "How a run was made, for the last table"
     r, s, recipe = run.record, run.spec, run.record['spec']['recipe']
-    schedule = f"{recipe['steps']} steps of {recipe['batch_size']} images, learning rate {recipe['learning_rate']:g}, weight decay {recipe['weight_decay']:g}"
+    schedule = f"{recipe['steps']} steps of {recipe['batch_size']} {run.things}, learning rate {recipe['learning_rate']:g}, weight decay {recipe['weight_decay']:g}"
     versions = ', '.join(f'{k} {v}' for k, v in r['versions'].items())
     together = f", first of {len(r['members'])} runs together" if 'members' in r else ''
     return dict(training=schedule, multipliers=f"step size {s.step_size:g}, every {recipe['update_every']} steps", seeds=f'{s.seed}{together} (split {s.split_seed})',
@@ -401,6 +402,7 @@ def write_report(
     moved = [f.name for f in map(Path, beside) if read_record(f)['split_hash'] != run.record['split_hash']]
     page = environment.from_string(PAGE + PAGE_END)
     made = dict(verdict=judge(run), classes=class_rows(run), mistakes=mistakes(run), sizes=size_sentence(run), certified=certificate(run), facts=facts(run))
-    text = page.render(run=run, figures=images, alt=FIGURES, points=points, style=STYLE, beside=beside, other_split=moved, **made)
+    alt = {k: said.replace('images', run.things) for k, said in FIGURES.items()}
+    text = page.render(run=run, figures=images, alt=alt, points=points, style=STYLE, beside=beside, other_split=moved, **made)
     write_atomically(run.folder / 'report.html', text)
     return run.folder / 'report.html'

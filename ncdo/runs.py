@@ -7,8 +7,8 @@ __all__ = ['GOALS', 'SETTINGS', 'CONSTRAINTS', 'FIRST_SETTINGS', 'FIRST_FIELDS',
            'GENTLE', 'UPDATES', 'one_of', 'Goal', 'counted', 'check_targets', 'targets_of', 'most_frequent',
            'check_model', 'check_views', 'Spec', 'run_hash', 'sample_metrics', 'measured', 'metrics', 'assessment',
            'make_record', 'write_weights', 'read_record', 'write_record', 'spec_of', 'priors_of', 'read_scores',
-           'names_of', 'same_data', 'check_records', 'differences', 'ensemble_id', 'Ensemble', 'ensemble_run',
-           'join_weights', 'read_shift', 'post_shift_run', 'recipe_spec', 'own_recipe']
+           'names_of', 'things_of', 'same_data', 'check_records', 'differences', 'ensemble_id', 'Ensemble',
+           'ensemble_run', 'join_weights', 'read_shift', 'post_shift_run', 'recipe_spec', 'own_recipe']
 
 # %% ../nbs/07_runs.ipynb #147597e5
 import copy, dataclasses, functools, hashlib, importlib.metadata, io, json, math, platform, zipfile
@@ -23,7 +23,7 @@ from .losses import KINDS
 from .postshift import PostShiftClassifier
 from .common import check_fields, check_value, option, write_atomically
 from .networks import build, model_source, source_hash
-from .pretrained import OF_RUN, Start, locate_weights, opened, weights_hash
+from .pretrained import OF_RUN, Start, describe, locate_weights, opened, weights_hash
 from .training import Recipe
 from .samples import certified_recall, mean_of_worst, tenth_of
 
@@ -165,8 +165,8 @@ def check_views(views, teacher, recipe): # As `Spec` has them
 @dataclasses.dataclass(frozen=True)
 class Spec:
     "Everything that decides the outcome of a run"
-    dataset: str = 'digits-lt' # A name, or the path of one's own images
-    model: str = option('resnet8-w8', 'resnet20, resnet56, resnet8-w8, mlp-128, ...; resnet18@224 to enlarge images; a torchvision classifier; timm:NAME; or package.module:factory')
+    dataset: str = 'digits-lt' # A name, or the path of one's own images or table
+    model: str = option('resnet8-w8', 'resnet20, resnet56, resnet8-w8, mlp-128, linear, ...; resnet18@224 to enlarge images; a torchvision classifier; timm:NAME; or package.module:factory')
     objective: str = option('accuracy', f"one of {', '.join(GOALS)}")
     loss: str = option('cross-entropy', f"one of {', '.join(KINDS)}")
     step_size: float = option(.1, 'omega, of the multipliers', 'positive')
@@ -198,6 +198,7 @@ class Spec:
     team: tuple = () # Seeds of the runs, its own among them, whose ensemble the multipliers are moved by
     views: int = option(0, 'of each training image, changed as the recipe has it, for a teacher to label; '
         '0: its scores on the images as they are', 'whole')
+    label: str = option('', 'column with the classes, of a table (.csv or .parquet)')
 
     def __post_init__(self):
         object.__setattr__(self, 'team', tuple(self.team))
@@ -238,13 +239,36 @@ def asks(self:Spec): # Fields that the goal has a use for
 
 # %% ../nbs/07_runs.ipynb #dcee5c4c
 @patch
-def data(self:Spec, root=None): return load(self.dataset, root, self.split_seed, self.image_size, self.swapped)
-
-@patch
 def start(self:Spec): return Start(self.model, self.weights, self.freeze) if self.weights else None
 
 @patch
 def class_groups(self:Spec, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
+
+# %% ../nbs/07_runs.ipynb #dcee5c4e
+@patch
+def data(self:Spec, root=None):
+    found = load(self.dataset, root, self.split_seed, self.image_size, self.swapped, self.label)
+    self._check_fits(found)
+    return found
+
+@patch
+def _check_fits(self:Spec, data): # `Data`
+    "Refuse what is for images, of a table; and weights of other columns"
+    said = describe(self.model, self.weights) if self.weights else None
+    if said and said.shape and said.feature_names != data.feature_names:
+        columns = ', '.join(said.feature_names)
+        of = f'a table with the columns {columns:.80}' if columns else 'images'
+        raise InputError(f'weights {self.weights} are of {of}, not so {data.name}; give others')
+    if not data.feature_names: return
+    where = f'is for images, and {data.name} is a table'
+    if self.recipe.augment: raise InputError(f'augment {where}; leave it out')
+    if 'trivial' in self.recipe.transform.split('+'):
+        raise InputError(f"transform 'trivial' {where}; "
+            'leave it out')
+    others = model_source(self.model) in ('torchvision', 'timm') or '@' in self.model
+    if others or self.model.startswith('resnet'):
+        raise InputError(f"model '{self.model}' {where}; "
+            'give mlp-128, linear, or package.module:factory')
 
 # %% ../nbs/07_runs.ipynb #860477c1
 @patch
@@ -349,6 +373,7 @@ def make_record(
     every = -(-len(result.history) // max(40, 2000 // m)) or 1
     thin = lambda v: [round(x, 5) for x in v] if isinstance(v, list) else v
     if model_source(spec.model) == 'import': record['source'] = source_hash(spec.model)
+    if data.feature_names: record['features'] = len(data.feature_names)
     record['history'] = [{k: thin(v) for k, v in h.items()} for h in result.history[::every]]
     versions = {p: importlib.metadata.version(p) for p in ('torch', 'numpy')} | dict(python=platform.python_version())
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.machine()
@@ -364,6 +389,7 @@ def write_weights(folder, record, data, result): # A run's folder; what `make_re
     tensors = {f'net.{k}': v for k, v in result.weights.items()}
     tensors |= {k: getattr(result, k).float() * 255 / white for k in ('mean', 'std')}
     facts = dict(id=record['id'], model=record['spec']['model'], shape=list(data.x.shape[1:]), class_names=list(data.class_names))
+    if data.feature_names: facts['feature_names'] = list(data.feature_names)
     write_atomically(Path(folder) / 'weights.safetensors', save({k: v.contiguous() for k, v in tensors.items()}, {k: json.dumps(v) for k, v in facts.items()}))
 
 # %% ../nbs/07_runs.ipynb #0cf8343f
@@ -415,10 +441,14 @@ def names_of(record): # From `read_record`
     "Names of a run's classes"
     return record.get('class_names') or [str(i) for i in range(len(record['class_counts']))]
 
+def things_of(record): # From `read_record`
+    "What a run's examples are called"
+    return 'examples' if record.get('features') else 'images'
+
 # %% ../nbs/07_runs.ipynb #01499e8b
 def same_data(record, data, folder): # From `read_record`; `Data`; the run's folder
     "Refuse a record of other images than these"
-    if record['split_hash'] != data.split_hash: raise InputError(f"{folder} holds a run on other images (hash {record['split_hash']}) than {data.name} gives now "
+    if record['split_hash'] != data.split_hash: raise InputError(f"{folder} holds a run on other {data.things} (hash {record['split_hash']}) than {data.name} gives now "
         f"({data.split_hash}); bring the old ones back, or give another folder")
 
 def check_records(specs, store, root=None): # Runs wanted; folder of the run folders; data root
@@ -624,6 +654,6 @@ def own_recipe(data): # `Data`
     side, n = min(data.x.shape[-2:]), len(data.train)
     batch = min(64, n)
     steps = max(600, 40 * n // batch)
-    model = 'resnet8-w8' if side < 16 else 'resnet20' if side < 64 else 'resnet18'
+    model = 'mlp-128' if side == 1 else 'resnet8-w8' if side < 16 else 'resnet20' if side < 64 else 'resnet18'
     recipe = Recipe(steps=steps, batch_size=batch, augment=side >= 32, update_every=-(-steps // UPDATES))
     return dict(model=model, recipe=recipe, step_size=.25, coverage_step_size=.25)

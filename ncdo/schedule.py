@@ -53,7 +53,7 @@ def pack(
         sizes = s.swapped and not source_of(s.dataset).halves # Of the validation samples
         start = s.model, s.weights, s.freeze
         labels = bool(s.teacher), s.views
-        alike = s.dataset, s.image_size, start, s.recipe.pace, labels, s.measured or mixed, sizes
+        alike = s.dataset, s.label, s.image_size, start, s.recipe.pace, labels, s.measured or mixed, sizes
         groups.setdefault(alike, []).append(s)
     stacks = []
     for members in groups.values():
@@ -164,9 +164,9 @@ def one_pool(data): # `Data` of each member
 
 @contextlib.contextmanager
 def few_threads(data): # `Data`
-    "One thread for images so small that a second one only costs; what it was before, afterwards"
+    "One thread for rows, and for small images: a second one only costs; as before, afterwards"
     before = torch.get_num_threads()
-    if data.x[0].numel() < 1000: torch.set_num_threads(1)
+    if data.feature_names or data.x[0].numel() < 1000: torch.set_num_threads(1)
     try: yield
     finally: torch.set_num_threads(before)
 

@@ -77,11 +77,11 @@ def check_members(members, recipe): # List of `Member`; `Recipe`
         untaught = 'teacher' in kind_of(m.loss).needs and m.labels is None
         if untaught: raise InputError(f"loss '{m.loss}' needs teacher labels")
     n, size = len(data.train), recipe.batch_size
-    if size > n: raise InputError(f'batch size {size} exceeds the {n} training images')
+    if size > n: raise InputError(f'batch size {size} exceeds the {n} training {data.things}')
     if any(m.recipe and m.recipe.pace != recipe.pace for m in members):
         raise InputError('members of a stack must agree in steps, batch size, augmentation and the period of updates')
     if recipe.rolling > len(data.validation):
-        raise InputError(f'rolling is {recipe.rolling}, but there are {len(data.validation)} validation images')
+        raise InputError(f'rolling is {recipe.rolling}, but there are {len(data.validation)} validation {data.things}')
     for m in members: m.tables(m.problem.gain(m.problem.example()), m.priors)
 
 # %% ../nbs/04b_stacks.ipynb #5df40268
@@ -235,6 +235,7 @@ class Recorder:
     def chunk(self):
         "Images measured at a time on a GPU: the validation sample in equal pieces"
         side, (h, w) = getattr(self.stack.weights.net, 'side', 0), self.stack.images.size
+        if h * w == 1: h = -(-self.stack.images.pool.shape[1] // 3) # A row of a table
         n = -(-self.stack.images.parts['validation'].shape[1] // self.stack.recipe.rolling)
         each = len(self.stack.members) * (side ** 2 or h * w)
         return -(-n // -(-n * each // int(PIXELS * min(1, gpu_memory(self.stack.device) / ROOMY))))

@@ -121,7 +121,9 @@ def normalisation(members, start, dtype): # List of `Member`; `Start`, or None; 
         scale = source_of(data.name).white / 255
         return [(t.to(dtype) * scale).expand(K, -1) for t in (start.mean, start.std)]
     seen = [data.x[m.data.train].to(dtype) for m in members]
-    return [torch.stack([f(x, (0, 2, 3)) for x in seen]) for f in (torch.mean, torch.std)]
+    mean, std = [torch.stack([f(x, (0, 2, 3)) for x in seen]) for f in (torch.mean, torch.std)]
+    flat = torch.stack([x.amax((0, 2, 3)) == x.amin((0, 2, 3)) for x in seen]) # The same everywhere
+    return [mean, torch.where(flat, 1., std)]
 
 # %% ../nbs/04a_training.ipynb #bb0f3555
 class Images:
