@@ -194,7 +194,8 @@ def _place_transforms(self:Images, members, recipe):
     place = lambda chances: [torch.stack(c, 1).to(self.pool.device) for c in zip(*chances)]
     self.draws = [place(chances) for chances in zip(*[drawn(m) for m in members])]
     data = members[0].data
-    self.black, self.white = torch.zeros_like(self.mean), torch.full_like(self.std, source_of(data.name).white)
+    white = 1 if data.feature_names else source_of(data.name).white # Rows of a table stay as they are
+    self.black, self.white = torch.zeros_like(self.mean), torch.full_like(self.std, white)
     self.rows = torch.eye(data.num_classes, dtype=self.mean.dtype, device=self.pool.device)
 
 @patch
