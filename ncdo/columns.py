@@ -10,6 +10,7 @@ __all__ = ['TABLES', 'MISSING', 'check_names', 'read_table', 'numbers_of', 'matr
 # %% ../nbs/03c_columns.ipynb #c03c0004
 import contextlib, difflib, functools, math, re, torch, warnings, numpy as np
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from .common import optional
 from .gains import InputError
@@ -21,6 +22,11 @@ TABLES = '.csv', '.parquet'
 def _few(names, most=8): # Any; how many to name
     "Names, of which the first are shown"
     return ', '.join(map(str, names[:most])) + ', ...' * (len(names) > most)
+
+def _check_commas(names, path):
+    "Refuse a single column that looks like several"
+    if len(names) == 1 and (mark := re.search('[;\t]', names[0])):
+        raise InputError(f'{path} has {mark[0]!r} between its columns; write it again with commas')
 
 def check_names(names, path): # Of all columns; the file
     "The names as text, or an error on a column without one or on two with the same"
@@ -40,12 +46,15 @@ def _read_csv(path, label): # File; the column that is text as it stands, or Non
     pd = optional('pandas', 'train')
     how = dict(encoding='utf-8-sig', keep_default_na=False, skipinitialspace=True)
     header = pd.read_csv(path, header=None, nrows=1, dtype=str, **how)
-    names = check_names(header.iloc[0].tolist(), path)
+    names = check_names(header.iloc[0].str.strip().tolist(), path)
+    _check_commas(names, path)
     missing = {n: MISSING for n in names if n != label}
     with warnings.catch_warnings():
         warnings.simplefilter('error', pd.errors.ParserWarning)
-        return pd.read_csv(path, header=0, names=names, dtype={label: str} if label else None,
+        frame = pd.read_csv(path, header=0, names=names, dtype={label: str} if label else None,
             na_values=missing, index_col=False, low_memory=False, **how)
+    if label in names: frame[label] = frame[label].str.strip()
+    return frame
 
 def _read_parquet(path, label):
     optional('pyarrow', 'parquet')
@@ -68,9 +77,9 @@ def read_table(path, label=None): # .csv or .parquet; column with the classes, i
 # %% ../nbs/03c_columns.ipynb #c03c0029
 _row = np.argmax # The first that is so
 
-def _tell_of_rounding(exact, v, where): # The same numbers in 64 and in 32 bits
-    if (exact == v).all(): return
-    there, left = [len(np.unique(x)) for x in (exact, v)]
+def _tell_of_rounding(column, exact, v, where): # The same numbers as they came, in 64 and in 32 bits
+    if (exact == v).all() and np.abs(v).max() < 2 ** 53: return
+    there, left = column.nunique(), len(np.unique(v))
     if left < there / 10:
         warnings.warn(f'{where} has {there} different values, of which 32 bits tell {left} apart; '
             'subtract a constant from it, or leave it out')
@@ -88,6 +97,7 @@ def _refuse_other(column, where):
 def numbers_of(column, name, path): # Of a `DataFrame`; what it is called; its file
     "(n,) float32, or one line that names the column, the row and what is there"
     types, where = optional('pandas', 'train').api.types, f"column '{name}' of {path}"
+    if column.dtype == object and column.dropna().map(type).eq(Decimal).all(): column = column.astype(np.float64)
     real = types.is_numeric_dtype(column) and not types.is_complex_dtype(column)
     if not real and not types.is_bool_dtype(column): _refuse_other(column, where)
     gaps = column.isna()
@@ -100,7 +110,7 @@ def numbers_of(column, name, path): # Of a `DataFrame`; what it is called; its f
         i = _row(~np.isfinite(v))
         raise InputError(f'{where} is {column.iloc[i]} in row {i}, which is not finite in 32 bits; '
             'mend it first, or leave the row out')
-    _tell_of_rounding(exact, v, where)
+    _tell_of_rounding(column, exact, v, where)
     return v
 
 # %% ../nbs/03c_columns.ipynb #c03c0059
@@ -121,7 +131,8 @@ def _shown(key): return str(int(key) if isinstance(key, float) and not key % 1 e
 
 def classes_in(values, what): # (n,) text, numbers or truth values; what they are, for messages
     "(n,) class indices, and the names of the classes"
-    texts, index = np.unique(np.asarray(values).astype(str), return_inverse=True)
+    try: texts, index = np.unique(np.asarray(values).astype(str), return_inverse=True)
+    except ValueError: raise InputError(f'{what} holds lists; a label is one value') from None
     keys = [_number_in(t) for t in texts]
     if None in keys: keys = texts.tolist()
     order, most = sorted(set(keys)), len(values) / 2
@@ -197,6 +208,11 @@ def _frame_of(X, name, names, path): # (n, d); what it is called; names of its c
     return optional('pandas', 'train').DataFrame(X, columns=names)
 
 # %% ../nbs/03c_columns.ipynb #c03c0056
+def _distinct(names, path): # Of all classes; the file
+    if len(set(names)) == len(names): return names
+    raise InputError(f"{path}: class_names holds '{Counter(names).most_common(1)[0][0]}' twice; "
+        'give each class a name of its own')
+
 def _named(given, names, path): # {array: labels}; class names, or None; file
     "The labels one after the other as class indices, and the names of the classes"
     y = np.concatenate(list(given.values()))
@@ -224,18 +240,19 @@ def _labels(given, names, path): # As for `_named`
 @functools.lru_cache(2)
 def _archive_of(stamp): # From `file_stamp`
     path, parts = stamp[0], part_arrays(stamp[0])
+    if 'train' not in parts: raise InputError(f"{path} has no array 'X_train'; training needs it and y_train")
     pairs = list(parts.values())
     names_too = 'feature_names', 'class_names'
     found = _arrays(path, [*[k for pair in pairs for k in pair], *names_too])
     names, classes = [found.get(k) for k in names_too]
-    for X, y in pairs: _check_pair(path, found, X, y)
     frames = [_frame_of(found[X], X, names, path) for X, _ in pairs]
+    for X, y in pairs: _check_pair(path, found, X, y)
     columns = list(frames[0].columns)
     for (X, _), frame in zip(pairs, frames):
         if frame.shape[1] != len(columns):
             raise InputError(f'{path}: {X} has {frame.shape[1]} columns, {pairs[0][0]} has '
                 f'{len(columns)}; give all parts the same')
-    classes = None if classes is None else list(map(str, classes.tolist()))
+    classes = None if classes is None else _distinct(list(map(str, classes.tolist())), path)
     labels, classes = _labels({y: found[y] for _, y in pairs}, classes, path)
     x = np.concatenate([matrix_of(f, columns, path) for f in frames])
     return x, dict(zip(parts, labels.values())), classes, columns

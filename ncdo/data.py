@@ -304,7 +304,7 @@ _LABEL = f'label is for tables, {" and ".join(TABLES)}; {{}} is none of these, s
 def _own_files(path, image_size, label):
     "What a folder, an archive or a table holds"
     a_table = path.suffix.lower() in TABLES and not path.is_dir()
-    if label and not a_table: raise InputError(_LABEL.format(path))
+    if label and (path.is_dir() or path.suffix == '.npz'): raise InputError(_LABEL.format(path))
     if path.is_dir(): return folder_images(path, image_size)
     if not path.exists(): raise InputError(f'{path} does not exist; give the path of {PATHS}')
     if not a_table and path.suffix != '.npz':

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MOST_ON_CPU', 'MOST_ON_GPU', 'EACH_ON_GPU', 'team_of', 'check_teams', 'stackable', 'pack', 'ensemble_in',
-           'teacher_in', 'networks_wanted', 'taught_by', 'Busy', 'claim', 'with_views', 'members_of', 'one_pool',
-           'few_threads', 'run_stack', 'Job', 'runs_in', 'interrupted', 'jobs_for', 'most_together', 'pack_for_gpus',
-           'Board', 'devices', 'compute']
+           'teacher_in', 'networks_wanted', 'check_networks', 'taught_by', 'Busy', 'claim', 'with_views', 'members_of',
+           'one_pool', 'few_threads', 'run_stack', 'Job', 'runs_in', 'interrupted', 'jobs_for', 'most_together',
+           'pack_for_gpus', 'Board', 'devices', 'compute']
 
 # %% ../nbs/07a_schedule.ipynb #22ee0791
 import contextlib, dataclasses, hashlib, multiprocessing, os, re, threading, time, torch
@@ -19,7 +19,7 @@ from .runs import Ensemble, check_records, differences, ensemble_id, ensemble_ru
 from .runs import make_record, read_record, read_scores, write_record
 from .networks import enlarged, model_source
 from .predict import scores_of
-from .stacks import Stack, fit, gpu_memory, pick_device
+from .stacks import Stack, check_one_pool, fit, gpu_memory, pick_device
 from .training import Member, draw_views
 
 # %% ../nbs/07a_schedule.ipynb #7902699b
@@ -89,6 +89,15 @@ def networks_wanted(specs):
     "Ids of the runs that label views for others, so that their networks must be kept"
     return {i for s in specs if s.views for i in s.teacher.split('+')}
 
+def check_networks(specs, store): # Runs to be trained; folder of the run folders
+    "Refuse teachers of views that are on record without their networks"
+    for s in (s for s in specs if s.views):
+        joined = Path(store) / ensemble_id(s.teacher) / 'weights.safetensors'
+        for folder in [] if joined.exists() else [Path(store) / i for i in s.teacher.split('+')]:
+            if read_record(folder) is None or (folder / 'weights.safetensors').exists(): continue
+            raise InputError(f'the run in {folder} is a teacher on record whose network was not kept, '
+                'so it cannot label views; remove record.json there, and it is trained again')
+
 def taught_by(
     folder, # The teacher's
     spec, data, # The student's `Spec` and `Data`
@@ -127,10 +136,11 @@ def claim(folder): # A run's folder, made if need be, and removed again if nothi
 # %% ../nbs/07a_schedule.ipynb #a55f7040
 def with_views(specs, data, device=None): # Runs of one stack; `Data` of each, with one pool; torch device
     "The data, the pool followed by all views that students learn from; for each run, the places of these, or None"
+    check_one_pool(data)
     pool, y, places = [data[0].x], [data[0].y], {}
     for s, d in zip(specs, data):
         if not s.views or s.split_seed in places: continue
-        x, shown = draw_views(d, s.recipe, s.views, s.split_seed, device)
+        x, shown = draw_views(d, s.recipe, s.views, s.split_seed, pick_device(device))
         places[s.split_seed] = torch.arange(len(x)) + sum(map(len, pool))
         pool.append(x)
         y.append(d.y[shown])
@@ -278,6 +288,7 @@ def jobs_for(specs, store, root, slots, largest): # Runs wanted; folder of the r
         elif wanted.keys() >= set(ids) and not missing.isdisjoint(ids) and taken.isdisjoint(ids) and len(ids) <= largest:
             begun.append([wanted[i] for i in ids])
             taken.update(ids)
+    check_networks([wanted[i] for i in missing], store)
     rest = [s for i, s in wanted.items() if i in missing - taken]
     afresh = pack_for_gpus(rest, len(slots), largest) if slots[0].startswith('cuda') else pack(rest, largest)
     jobs = [Job(stack, store, root, networks_wanted(specs)) for stack in begun + afresh]

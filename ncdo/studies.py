@@ -17,7 +17,8 @@ from pathlib import Path
 import pandas as pd, torch, yaml
 from .data import locate
 from .gains import InputError
-from .runs import BEYOND, GOALS, PRESETS, Ensemble, one_of, post_shift_run, recipe_spec
+from .runs import BEYOND, GOALS, PRESETS, Ensemble, Spec, one_of, post_shift_run, recipe_spec
+from .schedule import networks_wanted
 from .common import VALUES, check_value, lighten, write_atomically
 
 # %% ../nbs/07d_studies.ipynb #76441794
@@ -298,7 +299,9 @@ def on_record(spec, store, preset): # Run; folder of the run folders; name
 # %% ../nbs/07d_studies.ipynb #242057fe
 def borrow(specs, store, preset): # Runs wanted; folder of the run folders; name
     "Copy records that the checkout holds, and the post-shifts beside them, to where they are missing"
-    wanted = [s.id for s in specs if s.id in archived(preset) and not (Path(store) / s.id / 'record.json').exists()]
+    anew = networks_wanted(s for s in specs if isinstance(s, Spec) and not on_record(s, store, preset))
+    there = archived(preset).keys() - anew
+    wanted = [s.id for s in specs if s.id in there and not (Path(store) / s.id / 'record.json').exists()]
     if not wanted: return
     with zipfile.ZipFile(HOME / 'paper_figures' / preset / 'runs.zip') as z:
         for name in (n for i in wanted for n in sorted(archived(preset)[i])): # 'record.json' comes last

@@ -7,7 +7,7 @@ __all__ = ['AUGMENT', 'Recipe', 'draw_order', 'crop_and_flip', 'look_up', 'norma
            'draw_views', 'descend', 'Weights', 'Goals']
 
 # %% ../nbs/04a_training.ipynb #d1899989
-import dataclasses, functools, torch, torch.nn.functional as F
+import dataclasses, functools, os, torch, torch.nn.functional as F
 from fastcore.basics import patch
 from .augment import mixup, transforms_of, trivial
 from .common import VALUES, check_fields, check_value, option
@@ -194,7 +194,8 @@ def _place_transforms(self:Images, members, recipe):
     place = lambda chances: [torch.stack(c, 1).to(self.pool.device) for c in zip(*chances)]
     self.draws = [place(chances) for chances in zip(*[drawn(m) for m in members])]
     data = members[0].data
-    self.black, self.white = torch.zeros_like(self.mean), torch.full_like(self.std, source_of(data.name).white)
+    white = 1 if data.feature_names else source_of(data.name).white # Rows of a table stay as they are
+    self.black, self.white = torch.zeros_like(self.mean), torch.full_like(self.std, white)
     self.rows = torch.eye(data.num_classes, dtype=self.mean.dtype, device=self.pool.device)
 
 @patch
@@ -267,6 +268,7 @@ def draw_views(
 ): # (count * n, c, h, w) images like the pool's, and the training image that each was
     "Each training image so many times, each time as the recipe changes it"
     n = count * len(data.train)
+    _check_room(count, 2 * n * data.x[0].nbytes) # Once more where they are joined
     size = min(256, len(data.train))
     recipe = dataclasses.replace(recipe, steps=-(-n // size), batch_size=size)
     images = Images([Member(data, None, 'cross-entropy', seed)], recipe, torch.device(device), torch.float32)
@@ -274,6 +276,12 @@ def draw_views(
     clock = torch.arange(recipe.steps, device=device)
     batches = [_like(data.x, images.batch(t)[0][0]).cpu() for t in clock.split(1)]
     return torch.cat(batches)[:n], images.order.flatten()[:n].cpu()
+
+def _check_room(count, needed): # Views of each image; bytes
+    there = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') if hasattr(os, 'sysconf') else needed
+    if needed > there:
+        raise InputError(f'views is {count}, which take {needed / 1e9:.0f} GB of memory; '
+            f'there are {there / 1e9:.0f}, so give fewer')
 
 def _like(pool, x): # Images of the data set; pixels on their scale
     return x.to(pool.dtype) if pool.is_floating_point() else x.round().clamp(0, 255).to(pool.dtype)

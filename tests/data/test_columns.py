@@ -1,6 +1,7 @@
 "What the columns of a table become, and every table that is refused"
 import numpy as np, pandas as pd, pytest, torch
-from ncdo.columns import classes_in, new_rows
+from decimal import Decimal
+from ncdo.columns import classes_in, new_rows, numbers_of, read_table
 from ncdo.data import load
 from ncdo.gains import InputError
 
@@ -65,6 +66,25 @@ def test_a_class_may_be_called_none(tmp_path):
         load(csv(tmp_path, text + '5,\n'), label='region')
 
 
+def test_spaces_around_names_and_classes_are_dropped(tmp_path):
+    "On either side: 'a ' is no class beside 'a', and a new table need not have the spaces"
+    data = load(csv(tmp_path, ' u ,v, kind \n' + ROWS.replace('a\n', ' a \n', 3)), label='kind')
+    assert data.feature_names == ('u', 'v') and data.class_names == ('a', 'b', 'c')
+    assert data.split_hash == load(csv(tmp_path, 'u,v,kind\n' + ROWS), label='kind').split_hash
+    assert new_rows(csv(tmp_path, 'v ,u \n1,2\n'), ['u', 'v'])[0].tolist() == [[2, 1]]
+    with pytest.raises(InputError, match="has 2 columns 'u'"): read_table(csv(tmp_path, 'u,u ,kind\n1,2,a\n'))
+
+
+def test_decimals_are_numbers_and_lists_no_classes():
+    "As Parquet has them"
+    prices = pd.Series([Decimal('1.5'), Decimal('2')])
+    assert numbers_of(prices, 'price', 't').tolist() == [1.5, 2]
+    with pytest.raises(InputError, match="column 'price' of t has no value in row 2"): numbers_of(pd.Series([*prices, None]), 'price', 't')
+    values = np.empty(4, object)
+    values[:] = [[1], [1, 2], [1], [1, 2]]
+    with pytest.raises(InputError, match='it holds lists; a label is one value'): classes_in(values, 'it')
+
+
 def test_truth_values_are_numbers(tmp_path):
     data = load(csv(tmp_path, 'u,kind\n' + ''.join(f'{i % 2 == 0},{c}\n' for i, c in enumerate('ab' * 5))), label='kind')
     assert set(data.x.flatten().tolist()) == {0., 1.}
@@ -87,7 +107,8 @@ CSV = { # chkstyle: ignore-node
     'a field too few': (HEAD + ROWS + '1\n', "column 'kind' of .* has no class in row 24"),
     'no rows': (HEAD, 't.csv has no rows, only the names of its columns'),
     'nothing': ('', r't.csv cannot be read as a table \(EmptyDataError'),
-    'another separator': (HEAD.replace(',', ';') + ROWS.replace(',', ';'), "has no column 'kind'; (perhaps 'u;v;kind' is meant|it has u;v;kind)"),
+    'another separator': (HEAD.replace(',', ';') + ROWS.replace(',', ';'), "t.csv has ';' between its columns; write it again with commas"),
+    'tabs': (HEAD.replace(',', '\t') + ROWS.replace(',', '\t'), r"t.csv has '\\t' between its columns"),
     'no features': ('kind\n' + 'a\nb\n' * 5, "t.csv has no column but 'kind'; add features"),
     'one class': ('u,kind\n' + '1,a\n2,a\n' * 5, "has only one class, 'a'"),
     'a small class': (HEAD + ROWS + '1,2,d\n', "class 'd' has 1 examples in .*t.csv; it needs at least 3, one each for training, validation and test"),
@@ -107,6 +128,7 @@ def test_a_file_that_is_not_text(tmp_path):
     (tmp_path / 't.csv').write_bytes(b'u,kind\n\xff\xfe\x00,a\n')
     with pytest.raises(InputError, match='t.csv cannot be read as a table'): load(tmp_path / 't.csv', label='kind')
     with pytest.raises(InputError, match='does not exist'): load(tmp_path / 'gone.csv', label='kind')
+    with pytest.raises(InputError, match='t.csv.gz is neither a folder of images .* nor a table: .csv, .parquet'): load(csv(tmp_path, 'zipped', 't.csv.gz'), label='kind')
     (tmp_path / 'folder.csv').mkdir()
     with pytest.raises(InputError, match='label is for tables'): load(tmp_path / 'folder.csv', label='kind')
 
@@ -129,6 +151,10 @@ NPZ = { # chkstyle: ignore-node
     'equal names': (dict(X=X, y=Y, feature_names=['u', 'u']), "has 2 columns 'u'"),
     'indices beyond': (dict(X=X, y=np.arange(24) % 3, class_names=['a', 'b']), r'labels, such as 2, are not among 0\.\.1'),
     'names beyond': (dict(X=X, y=Y, class_names=['a', 'b']), "y holds 'c', which is not one of class_names"),
+    'one number': (dict(X=np.array(3.), y=Y), r'X is float64 \(\); it must be numbers, \(n, d\)'),
+    'equal class names': (dict(X=X, y=np.arange(24) % 3, class_names=['a', 'b', 'a']), "class_names holds 'a' twice"),
+    'nothing to train on': (dict(X_validation=X, y_validation=Y, X_test=X, y_test=Y), "has no array 'X_train'; training needs it and y_train"),
+    'a test part alone': (dict(X_test=X, y_test=Y), "has no array 'X_train'"),
     'other columns': (dict(X_train=X, y_train=Y, X_test=X[:, :1], y_test=Y), 'X_test has 1 columns, X_train has 2'),
     'no class in a part': (dict(X_train=X, y_train=Y, X_test=X[:4], y_test=Y[:4]), "class 'b' has 1 examples in the test part of .*; it needs at least 2"),
     'a part without labels': (dict(X_train=X, y_train=Y, X_test=X), "has no array 'y_test'; training needs X_test and y_test")}
@@ -188,6 +214,7 @@ def test_images_are_told_where_tables_go(tmp_path):
         load(npz(tmp_path, x_train=X, y_train=np.arange(24) % 3, x_test=X, y_test=np.arange(24) % 3))
 
 
-def test_case_numbers_too_large_for_32_bits_are_told(tmp_path):
-    text = 'number,v,kind\n' + ''.join(f'{10**12 + i},{i / 7},{c}\n' for i, c in enumerate('abc' * 20))
+@pytest.mark.parametrize('first', [10**12, 10**17, 2**63])
+def test_case_numbers_too_large_for_32_bits_are_told(tmp_path, first):
+    text = 'number,v,kind\n' + ''.join(f'{first + i},{i / 7},{c}\n' for i, c in enumerate('abc' * 20))
     with pytest.warns(UserWarning, match="column 'number' of .* has 60 different values, of which 32 bits tell 1 apart"): load(csv(tmp_path, text), label='kind')

@@ -7,7 +7,7 @@ from ncdo.distillation import ensemble_scores
 from ncdo.gains import InputError, confusion_matrix
 from ncdo.predict import Classifier
 from ncdo.runs import Ensemble, Spec, counted, ensemble_run, read_record, read_scores
-from ncdo.schedule import compute, ensemble_in, run_stack
+from ncdo.schedule import compute, ensemble_in, run_stack, with_views
 from ncdo.stacks import Stack
 from ncdo.training import Recipe, draw_views
 
@@ -280,3 +280,26 @@ def test_views_by_command_line_and_what_they_need(ncdo, tmp_path):
     for weights in tmp_path.glob('ens/**/weights.safetensors'): weights.unlink()
     status, _, err = ncdo(*mixed, '--seed', 5, '--teacher', tmp_path / 'ens', '--views', 4, '--out', tmp_path / 'no')
     assert status == 2 and 'weights.safetensors is missing' in err and err.count('\n') == 1
+
+
+def test_a_teacher_on_record_without_its_network_is_told_before_anything_is_trained(tmp_path):
+    "Trained when nobody wanted views of it"
+    both, how = members(2), dict(workers=1, device='cpu', quiet=True)
+    compute([*both.members], tmp_path, **how)
+    pupil, other = mixing(0, teacher=both.teacher, views=2), spec(7)
+    with pytest.raises(InputError, match='is a teacher on record whose network was not kept.*remove record.json there'):
+        compute([*both.members, pupil, other], tmp_path, **how)
+    assert read_record(tmp_path / other.id) is None
+    for s in both.members: (tmp_path / s.id / 'record.json').unlink()
+    assert compute([*both.members, pupil], tmp_path, **how)[pupil]['id'] == pupil.id
+
+
+def test_views_need_one_pool_and_room(ncdo, tmp_path):
+    data, mixed = load('digits-lt'), [*TRAIN, '--mixup', .5]
+    pupils = [mixing(0, teacher='0' * 12, views=2, split_seed=k) for k in (0, 1)]
+    with pytest.raises(InputError, match='must share one pool'): with_views(pupils, [data, dataclasses.replace(data, x=data.x.clone())])
+    found, places = with_views(pupils[:1], [data])
+    assert len(found[0].x) == len(data.x) + 2 * len(data.train) and places[0].min() == len(data.x)
+    assert ncdo(*mixed, '--out', tmp_path / 'teacher')[0] == 0
+    status, _, err = ncdo(*mixed, '--teacher', tmp_path / 'teacher', '--views', 10 ** 9, '--out', tmp_path / 'no')
+    assert status == 2 and 'views is 1000000000, which take 137728 GB of memory' in err and err.count('\n') == 1 and not (tmp_path / 'no').exists()

@@ -1,6 +1,7 @@
 "A table from the command line: trained, resumed, reported, shifted, predicted by column name and served"
 import json, sys, numpy as np, pandas as pd, pytest, torch
 from pictures import image_folder
+from ncdo.augment import TRANSFORMS, Transform
 from ncdo.data import load
 from ncdo.predict import Classifier, predict
 from ncdo.runs import Spec, read_scores
@@ -75,6 +76,20 @@ def test_what_else_trains_on_images_trains_on_a_table(ncdo, table, tmp_path):
     assert ncdo(*table, *FAST, '--objective', 'coverage', '--swapped', '--out', tmp_path / 'covered')[0] == 0
     weights = tmp_path / 'student/weights.safetensors'
     assert ncdo(*table, *FAST, '--weights', weights, '--freeze', '--out', tmp_path / 'tuned')[0] == 0
+
+
+def test_a_transform_of_ones_own_sees_rows_as_they_are(ncdo, table, tmp_path, monkeypatch):
+    "Not divided by the white of an image; and so in views"
+    seen = []
+    def looked(x, y): return (seen.append(x), (x, y))[1]
+    monkeypatch.setitem(TRANSFORMS, 'look', lambda: Transform(lambda g, steps, n: (), looked))
+    assert ncdo(*table, *FAST, '--transform', 'look', '--out', tmp_path / 'run')[0] == 0
+    x, _ = load(tmp_path / 't.csv', label='kind').part('train')
+    rows = {tuple(row) for row in x.flatten(1).tolist()}
+    assert len(seen) == 60 and {tuple(row) for row in seen[0][0].flatten(1).tolist()} <= rows
+    student = [*table, *FAST, '--transform', 'look+mixup-1', '--teacher', tmp_path / 'run', '--views', 2]
+    assert ncdo(*student, '--out', tmp_path / 'student')[0] == 0
+    assert {tuple(row) for row in seen[-1][0].flatten(1).tolist()} <= rows
 
 
 @pytest.mark.parametrize('model', ['linear', 'mlp-16'])

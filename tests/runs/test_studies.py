@@ -134,6 +134,18 @@ def test_the_committed_records_are_those_that_the_tables_want(tmp_path, preset, 
         assert all(ours.read(n) == theirs.read(n) for n in ours.namelist())
 
 
+def test_a_teacher_of_new_views_is_not_taken_over(tmp_path):
+    "The checkout has its record, but not the network that is to label them"
+    runs = study_runs('beyond', dict(preset='beyond', views=5))[1]
+    pupils = [s for s in runs if getattr(s, 'views', 0)]
+    teachers = {i for s in pupils for i in s.teacher.split('+')}
+    borrow(runs, tmp_path, 'beyond')
+    there = {p.parent.name for p in tmp_path.glob('*/record.json')}
+    assert pupils and not teachers & there and there
+    borrow([s for s in runs if s not in pupils], tmp_path, 'beyond')
+    assert all((tmp_path / i / 'record.json').exists() for i in teachers)
+
+
 def test_a_recipe_field_set_later_tells_runs_apart():
     assert Spec(max_multiplier=20.).id != Spec().id == Spec(max_multiplier=10).id == Spec(tolerance=.001).id
     assert Spec(step_size=1).id == Spec(step_size=1.).id and Spec(recipe=Recipe(learning_rate=1)).id == Spec(recipe=Recipe(learning_rate=1.)).id
