@@ -386,10 +386,11 @@ def compute_with_ray(
     from ncdo.schedule import Job, networks_wanted, pack
     store = Path(store).resolve()
     check_records(specs, store, root)
+    keep = networks_wanted(specs)
     task = ray.remote(num_cpus=1, num_gpus=int(device == 'cuda'), max_retries=retries)(_run_job)
     for students in (False, True):
         stacks = [stack for stack in pack(specs, largest) if bool(stack[0].teacher) == students]
-        jobs = [Job(stack, store, root, networks_wanted(specs)) for stack in stacks]
+        jobs = [Job(stack, store, root, keep) for stack in stacks]
         try: ray.get([task.remote(job, device) for job in jobs])
         except ray.exceptions.RayTaskError as e: raise e.cause if isinstance(e.cause, InputError) else e from None
     return {s: read_record(store / s.id) for s in specs}

@@ -158,7 +158,8 @@ def members_of(
     for s, d, views in zip(specs, *with_views(specs, data, device)):
         labels, of = None, (s.teacher, s.split_seed, s.swapped)
         if s.teacher and of not in lessons:
-            lessons[of] = taught_by(teachers[s.teacher], s, d, None if views is None else d.x[views], device)
+            shown = None if views is None else d.x[views[0]:views[-1] + 1] # They lie together
+            lessons[of] = taught_by(teachers[s.teacher], s, d, shown, device)
         if s.teacher: labels = teacher_labels(lessons[of], s.temperature)
         problem = s.problem(d.priors if labels is None else teacher_priors(labels), d.priors, d.class_names)
         recipe = s.recipe.as_they_are if s.views else s.recipe
@@ -291,7 +292,8 @@ def jobs_for(specs, store, root, slots, largest): # Runs wanted; folder of the r
     check_networks([wanted[i] for i in missing], store)
     rest = [s for i, s in wanted.items() if i in missing - taken]
     afresh = pack_for_gpus(rest, len(slots), largest) if slots[0].startswith('cuda') else pack(rest, largest)
-    jobs = [Job(stack, store, root, networks_wanted(specs)) for stack in begun + afresh]
+    keep = networks_wanted(specs)
+    jobs = [Job(stack, store, root, keep) for stack in begun + afresh]
     return sorted(jobs, key=lambda j: -len(j.specs) * j.steps)
 
 
