@@ -3,8 +3,8 @@ import dataclasses, json, numpy as np, os, pandas as pd, pytest, torch, zipfile
 from ncdo.data import DATASETS
 from ncdo.gains import InputError
 from ncdo.runs import PRESETS, Spec, measured, read_record, recipe_spec
-from ncdo.schedule import pack, pack_for_gpus
-from ncdo.studies import HOME, search_specs, studies, studies_at, table_specs
+from ncdo.schedule import compute, pack, pack_for_gpus
+from ncdo.studies import AS_IT_IS, HOME, average_specs, search_specs, studies, studies_at, table_specs, varied
 from ncdo.tables import LABELS, beyond_error, draw_curves, mean_se, mean_text, narrow_table, paired, tidy_table, wide_table
 from ncdo.training import Recipe
 
@@ -55,6 +55,27 @@ def test_a_preset_without_some_studies(ncdo, tmp_path):
     assert status == 2 and "unknown preset of figure1 'paper-64px'; use one of smoke, quick, paper" in err
     plain, _ = search_specs('paper', 'tiny-imagenet-lt', .5, 0, [1])
     assert plain['padded shortcuts'].model == 'resnet18-pad@224' and plain['starting point'].model == 'resnet18@224'
+
+
+@pytest.mark.parametrize('sparing', [False, True])
+def test_the_search_for_averages_changes_what_it_names(sparing):
+    base = dataclasses.replace(PRESETS['paper']['cifar100-lt']['recipe'], decay_kernels_only=sparing)
+    named = {name: {k for k, v in vars(r).items() if v != getattr(base, k)} for name, r in varied(base).items()}
+    where = 'all weights' if sparing else 'kernels only'
+    decay, spared = {'weight_decay'}, {'decay_kernels_only'}
+    assert named == {AS_IT_IS: set(), '2.5 times the decay': decay, f'decay on {where}': spared,
+        f'2.5 times the decay, on {where}': decay | spared, 'a third of the warm-up': {'warmup'}, 'twice the warm-up': {'warmup'}}
+
+
+def test_the_search_for_averages_may_be_judged_on_both_samples(tmp_path):
+    "Its runs are the same whichever sample is set aside, and no table has their seeds"
+    cells = average_specs('paper', 'cifar100-lt', .5, 100, 4)
+    specs, steps = [s for c in cells.values() for s in c], PRESETS['paper']['cifar100-lt']['recipe'].steps
+    assert len(cells) == 12 and len({s.id for s in specs}) == 48
+    assert {s.seed for s in specs} == {100, 101, 102, 103} and {s.recipe.steps for s in specs} == {steps // 2}
+    for run in (s for c in average_specs('smoke', 'digits-lt', 1., 100, 1).values() for s in c[:1]):
+        one, other = compute([run, dataclasses.replace(run, swapped=True)], tmp_path, workers=1).values()
+        assert one['validation'] == other['test'] and one['test'] == other['validation']
 
 
 @pytest.mark.parametrize('what,changes', [(Spec, dict(tau=7)), (Spec, dict(fraction=-1)), (Recipe, dict(weight_decay=-1)), (Spec, dict(seed=1.5)), (Spec, dict(step_size='a')),

@@ -1,10 +1,12 @@
 "What people bring, features and trained networks, on a GPU: against the same on a CPU"
-import numpy as np, pytest, torch, torchvision
+import numpy as np, pandas as pd, pytest, torch, torchvision
 from sklearn.datasets import load_digits
 from ncdo.data import Data
 from ncdo.features import GoalClassifier
 from ncdo.gains import average_recall_goal, worst_case_recall
 from ncdo.pretrained import Start
+from ncdo.runs import Spec
+from ncdo.schedule import run_stack
 from ncdo.stacks import Stack, fit
 from ncdo.training import Member, Recipe
 
@@ -21,6 +23,21 @@ def test_a_head_is_nearly_the_same_on_both(head, apart):
     ours = [GoalClassifier(head=head, device=d, random_state=0).fit(X[kept], y[kept]) for d in ('cpu', 'cuda')]
     assert np.abs(ours[0].predict_proba(X) - ours[1].predict_proba(X)).max() < apart
     assert (ours[0].predict(X) == ours[1].predict(X)).mean() > .95
+
+
+@needs_a_gpu
+@pytest.mark.parametrize('model', ['linear', 'mlp-16'])
+def test_a_table_trains_on_both(model, tmp_path):
+    X, y = load_digits(return_X_y=True)
+    pd.DataFrame(X).assign(digit=y).to_csv(path := tmp_path / 'digits.csv', index=False)
+    how = dict(objective='worst-case-recall', loss='logit-adjusted', recipe=Recipe(steps=60, update_every=5))
+    specs = [Spec(dataset=str(path), label='digit', model=model, seed=seed, **how) for seed in range(2)]
+    found = {}
+    for device in ('cpu', 'cuda'):
+        folders = [tmp_path / device / s.id for s in specs]
+        found[device] = run_stack(specs, folders, device=device)
+    for a, b in zip(found['cpu'], found['cuda']):
+        assert abs(a['test']['avg_recall'] - b['test']['avg_recall']) < .05 and b['test']['avg_recall'] > .8
 
 
 def photos():
