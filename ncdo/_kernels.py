@@ -34,7 +34,8 @@ def low_rank(
     atol = 1e-12 * max(float(_off_diagonal(gain[i:i + rows], i).abs().max()) for i in starts)
     def same(i):
         rebuilt, given = torch.outer(r[i:i + rows], beta), gain[i:i + rows]
-        return torch.allclose(_off_diagonal(rebuilt, i), _off_diagonal(given, i), rtol=1e-9, atol=atol)
+        return torch.allclose(_off_diagonal(rebuilt, i), _off_diagonal(given, i),
+            rtol=1e-9, atol=atol)
     return (r, beta) if all(map(same, starts)) else None
 
 # %% ../nbs/01a_fast_losses.ipynb #3634c954
@@ -114,7 +115,8 @@ class _StructuredLoss(torch.autograd.Function):
         a, U = a[target], None if U is None else U[target]
         total = a if U is None else a + U @ V.sum(1)
         if torch.is_grad_enabled():
-            outer = torch.zeros_like(logp).scatter(1, index, a[:, None]) + (0 if U is None else U @ V)
+            outer = (torch.zeros_like(logp).scatter(1, index, a[:, None])
+                + (0 if U is None else U @ V))
             return scale * (total[:, None] * (logits - log_diag).softmax(-1) - outer), *[None] * 5
         g = logp.exp().mul_((total * scale)[:, None])
         if U is not None: g.addmm_(U * -scale, V)
@@ -126,7 +128,8 @@ class Fast:
     def __init__(self,
         log_diag, # (m,)
         weight=None, # (m, m) outer weights; None for the identity
-        parts=None # a (m,), U (m, 2) and V (2, m) with weight = diag(a) + U V; U and V None for a diagonal
+        # a (m,), U (m, 2) and V (2, m) with weight = diag(a) + U V; U and V None for a diagonal
+        parts=None
     ):
         self.log_diag, self.weight, self.parts, self.scaled = log_diag, weight, parts, (0, None)
 
@@ -135,8 +138,10 @@ class Fast:
         n = logits.shape[0]
         if target.shape != logits.shape[:1] or not n: raise ValueError
         small = logits.numel() < LARGE
-        if self.weight is None and (small or logits.is_cuda): return cross_entropy(logits - self.log_diag, target)
-        if not small and self.parts: return _StructuredLoss.apply(logits, self.log_diag, target, *self.parts)
+        if self.weight is None and (small or logits.is_cuda):
+            return cross_entropy(logits - self.log_diag, target)
+        if not small and self.parts:
+            return _StructuredLoss.apply(logits, self.log_diag, target, *self.parts)
         if not small and self.weight.numel() > logits.numel():
             outer = self.weight.index_select(0, target).div_(-n)
             return _DenseLoss.apply(logits, self.log_diag, outer)

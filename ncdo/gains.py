@@ -23,7 +23,8 @@ def recall(C): # (..., m, m) confusion
     return C.diagonal(dim1=-2, dim2=-1) / C.sum(-1)
 
 def precision(C): # (..., m, m) confusion
-    "Share of each class's predictions that are right, (..., m); nan for a class that is never predicted"
+    ("Share of each class's predictions that are right, (..., m); "
+        "nan for a class that is never predicted")
     return C.diagonal(dim1=-2, dim2=-1) / C.sum(-2)
 
 # %% ../nbs/00_gains.ipynb #04fd2953
@@ -49,11 +50,13 @@ def worst_recall(C): # (..., m, m) confusion
     return nanmin(recall(C))
 
 # %% ../nbs/00_gains.ipynb #8419bdbf
-class InputError(ValueError): "A mistake in the input, told in one line: what is wrong, and how to mend it"
+class InputError(ValueError):
+    "A mistake in the input, told in one line: what is wrong, and how to mend it"
 
 # %% ../nbs/00_gains.ipynb #bb28c5a3
 def _values(x):
-    "What torch can take of a pandas Series or data frame, whatever its index, and of an array that runs backwards"
+    ("What torch can take of a pandas Series or data frame, whatever its index, "
+        "and of an array that runs backwards")
     if hasattr(x, 'to_numpy'): return x.to_numpy(copy=True)
     return x.copy() if any(s < 0 for s in getattr(x, 'strides', ())) else x
 
@@ -64,18 +67,20 @@ def _tensor(x, what, dtype=None):
             return torch.stack([_tensor(v, what, dtype) for v in x])
         return torch.as_tensor(_values(x), dtype=dtype)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f'{what} is a {type(x).__name__} that does not hold numbers, equally many in each row; '
-            'give an array of numbers') from None
+        raise InputError(f'{what} is a {type(x).__name__} that does not hold numbers, '
+            'equally many in each row; give an array of numbers') from None
 
 # %% ../nbs/00_gains.ipynb #097c7a82
 def _number(value, what, fits, must):
     "A number that `fits`, or an error that says what it must be"
     if not isinstance(value, numbers.Real) or not fits(value):
-        raise InputError(f'{what} is {repr(value) if isinstance(value, str) else value}; it must {must}')
+        raise InputError(f'{what} is {repr(value) if isinstance(value, str) else value}; '
+            f'it must {must}')
     return value
 
 def _labels(x, num_classes, what):
-    "Class indices as an int64 tensor, each in [0, num_classes), or an error that names the offending values"
+    ("Class indices as an int64 tensor, each in [0, num_classes), "
+        "or an error that names the offending values")
     x = _tensor(x, what)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise InputError(f'{what} holds {x.dtype} values; give class indices (integers)')
@@ -96,13 +101,17 @@ def confusion_matrix(
     "Share of the sample with true class i (row) and predicted class j (column)"
     m, target, predicted = num_classes, _tensor(target, 'target'), _tensor(predicted, 'predicted')
     if target.shape != predicted.shape:
-        raise InputError(f'target has shape {tuple(target.shape)}, predicted {tuple(predicted.shape)}; they must agree')
-    if target.numel() == 0: raise InputError('target is empty; a confusion matrix needs at least one example')
-    keep = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
+        raise InputError(f'target has shape {tuple(target.shape)}, '
+            f'predicted {tuple(predicted.shape)}; they must agree')
+    if target.numel() == 0:
+        raise InputError('target is empty; a confusion matrix needs at least one example')
+    keep = (torch.ones_like(target, dtype=torch.bool) if ignore_index is None
+        else target != ignore_index)
     target = target.where(keep, 0)
     if check: target, predicted = _labels(target, m, 'target'), _labels(predicted, m, 'predicted')
     if check and not keep.any(-1).all():
-        raise InputError('every target is ignore_index; a confusion matrix needs at least one example that counts')
+        raise InputError('every target is ignore_index; '
+            'a confusion matrix needs at least one example that counts')
     share = keep.double() / keep.sum(-1, keepdim=True)
     counts = torch.zeros(*target.shape[:-1], m * m, dtype=torch.float64, device=target.device)
     return counts.scatter_add_(-1, target * m + predicted, share).unflatten(-1, (m, m))
@@ -125,7 +134,8 @@ def check_priors(
 ): # (m,) float64
     "Class priors as a float64 tensor, all positive, or an error that names the class"
     if hasattr(priors, 'to_numpy') and list(priors.index) != list(range(len(priors))):
-        raise InputError(f'{what} has the index {list(priors.index)[:5]}; classes are 0..m-1 in order, '
+        raise InputError(f'{what} has the index {list(priors.index)[:5]}; '
+            'classes are 0..m-1 in order, '
             'so give an array in that order (value_counts sorts by frequency)')
     p = _tensor(priors, what, torch.float64).detach()
     if p.ndim != 1 or len(p) < 2:
@@ -136,7 +146,9 @@ def check_priors(
     if bad:
         raise InputError(f'{what} of class {bad[0]} is {p[bad[0]].item():g}; '
             'every class needs a positive prior (or pass a floor)')
-    if abs(p.sum() - 1) > 1e-3: raise InputError(f'{what} sums to {p.sum().item():.4g}, not 1; divide counts by their total')
+    if abs(p.sum() - 1) > 1e-3:
+        raise InputError(f'{what} sums to {p.sum().item():.4g}, not 1; '
+            'divide counts by their total')
     return p / p.sum()
 
 # %% ../nbs/00_gains.ipynb #fe665257
@@ -148,14 +160,17 @@ def class_priors(
 ): # (m,) float64
     "Class frequencies of a training sample"
     target = _tensor(target, 'target')
-    if target.ndim == 2 and target.shape[1] == 1: target = target[:, 0] # A data frame with one column
+    if target.ndim == 2 and target.shape[1] == 1: # A data frame with one column
+        target = target[:, 0]
     soft = target.ndim == 2
     if target.ndim not in (1, 2) or not len(target) or soft and target.shape[1] != num_classes:
         raise InputError(f'target has shape {tuple(target.shape)}; '
             f'give n labels, or n rows of {num_classes} class probabilities')
     if soft: return check_priors(target.double().mean(0), floor=floor)
     if ignore_index is not None: target = target[target != ignore_index]
-    if not len(target): raise InputError('every target is ignore_index; priors need at least one label that counts')
+    if not len(target):
+        raise InputError('every target is ignore_index; '
+            'priors need at least one label that counts')
     counts = torch.bincount(_labels(target, num_classes, 'target'), minlength=num_classes).double()
     return check_priors(counts / counts.sum(), floor=floor)
 
@@ -182,8 +197,11 @@ class Problem:
         B, # (k, m, m) constraints
         b, # (k,) their right-hand sides
         priors, # (m,) class priors of the training sample
-        target_priors=None, # (m,) class mix that A, B and b are stated for; the training priors unless given
-        domain='nonnegative', # Where the multipliers live: 'nonnegative' (constraints) or 'simplex' (the smallest of k values; A and b are 0)
+        # (m,) class mix that A, B and b are stated for; the training priors unless given
+        target_priors=None,
+        # Where the multipliers live: 'nonnegative' (constraints)
+        # or 'simplex' (the smallest of k values; A and b are 0)
+        domain='nonnegative',
         names=None # k names of the constraints, for warnings and plots
     ):
         self._state(b, priors, target_priors, domain, names)
@@ -192,33 +210,40 @@ class Problem:
         self._complete()
 
 # %% ../nbs/00_gains.ipynb #49c87a49
-DOMAINS = 'nonnegative', 'simplex', 'average' # Prices of constraints; weights of the smallest value; values of C, averaged (chapter 02b)
+DOMAINS = ( # Prices of constraints; weights of the smallest value; values of C, averaged
+    'nonnegative', 'simplex', 'average') # (chapter 02b)
 
 @patch
 def _state(self:Problem, b, priors, target_priors, domain, names):
     "Take and check the class mix, the bounds, and what the constraints are called"
     self.priors = check_priors(priors)
-    self.target_priors = self.priors if target_priors is None else check_priors(target_priors, 'target_priors')
+    self.target_priors = (self.priors if target_priors is None
+        else check_priors(target_priors, 'target_priors'))
     self.b = _tensor(b, 'b', torch.float64)
     if self.b.ndim != 1 or not self.b.isfinite().all():
         raise InputError(f'b has shape {tuple(self.b.shape)}; '
             'give one right-hand side for each constraint, a finite number')
     self.m, self.k, self.domain = len(self.priors), len(self.b), domain
     self.names = [f'class {i}' for i in range(self.k)] if names is None else list(names)
-    if len(self.target_priors) != self.m: raise InputError(f'target_priors has {len(self.target_priors)} classes, priors {self.m}')
-    if domain not in DOMAINS: raise InputError(f"unknown domain '{domain}'; use one of {', '.join(DOMAINS)}")
-    if len(self.names) != self.k: raise InputError(f'{len(self.names)} names for {self.k} constraints')
+    if len(self.target_priors) != self.m:
+        raise InputError(f'target_priors has {len(self.target_priors)} classes, priors {self.m}')
+    if domain not in DOMAINS:
+        raise InputError(f"unknown domain '{domain}'; use one of {', '.join(DOMAINS)}")
+    if len(self.names) != self.k:
+        raise InputError(f'{len(self.names)} names for {self.k} constraints')
     self.ratio = self.target_priors / self.priors
     self._place([(domain, self.k)])
 
 @patch
 def _place(self:Problem, parts): # (domain, number of multipliers) of each part, in their order
-    "Which multipliers live where, and which of them are prices of constraints, which can be met or missed"
+    ("Which multipliers live where, and which of them are prices of constraints, "
+        "which can be met or missed")
     self.parts, start = [], 0
     for domain, size in parts:
         self.parts.append((domain, slice(start, start + size)))
         start += size
-    self.demanded = torch.cat([torch.full((size,), domain == 'nonnegative') for domain, size in parts])
+    self.demanded = torch.cat([torch.full((size,), domain == 'nonnegative')
+        for domain, size in parts])
 
 # %% ../nbs/00_gains.ipynb #d4783c8a
 @patch
@@ -227,7 +252,9 @@ def _take(self:Problem, A, B):
     m, k = self.m, self.k
     self.B = _tensor(B, 'B', torch.float64)
     self.A = torch.zeros(m, m, dtype=torch.float64) if A is None else _tensor(A, 'A', torch.float64)
-    if self.A.shape != (m, m): raise InputError(f'A has shape {tuple(self.A.shape)}; with {m} classes it must be {m, m}')
+    if self.A.shape != (m, m):
+        raise InputError(f'A has shape {tuple(self.A.shape)}; '
+            f'with {m} classes it must be {m, m}')
     if self.B.shape != (k, m, m):
         raise InputError(f'B has shape {tuple(self.B.shape)}; '
             f'with {k} bounds and {m} classes it must be {k, m, m}')
@@ -261,7 +288,8 @@ def _sums(self:Problem, C, per_row):
 # %% ../nbs/00_gains.ipynb #c9939b84
 @patch
 def _weigh_rows(self:Problem):
-    "What each row has at stake in the objective and in the constraints, and which rows are a constraint's own"
+    ("What each row has at stake in the objective and in the constraints, "
+        "and which rows are a constraint's own")
     at_stake = lambda W: self.target_priors * (W.amax(-1) - W.amin(-1))
     self.reward_weights, self.value_weights = at_stake(self.A), at_stake(self.B)
     right = self.B.diagonal(dim1=-2, dim2=-1) != 0
@@ -280,14 +308,16 @@ def _own(self:Problem, seen): return seen @ self.own_weights.T
 
 # %% ../nbs/00_gains.ipynb #a96298ff
 def _made_good(whole, missing):
-    "What a sum over the rows that occur is multiplied by: all that is at stake over what is at stake in them; nan for none of it"
+    ("What a sum over the rows that occur is multiplied by: "
+        "all that is at stake over what is at stake in them; nan for none of it")
     seen = whole - missing
     return (whole / seen).where(seen > 1e-9 * whole, torch.nan).where(whole > 0, 1.)
 
 # %% ../nbs/00_gains.ipynb #6b68cd2a
 @patch
 def _complete(self:Problem):
-    "What a sample that shows every class has at stake, and each constraint's share of the class mix"
+    ("What a sample that shows every class has at stake, "
+        "and each constraint's share of the class mix")
     own, everything = self._own(self.target_priors), torch.ones_like(self.target_priors)
     self.full_reward, self.full_values = self._reward(everything), self._value(everything)
     self.own_nothing, self.share = own == 0, own.clamp(min=1e-6) / own.clamp(min=1e-6).sum()
@@ -297,13 +327,16 @@ def _complete(self:Problem):
 def _size(self:Problem): return torch.full_like(self.b, torch.inf)
 
 @patch
-def _effect(self:Problem, mean): # (k,) how far a unit of each multiplier moves a score, where the mean of p is (m,) `mean`
+def _effect(
+    self:Problem, mean
+): # (k,) how far a unit of each multiplier moves a score, where the mean of p is (m,) `mean`
     return torch.einsum('i,kij->kj', mean * self.ratio, self.B).abs().amax(-1)
 
 # %% ../nbs/00_gains.ipynb #d29eefb0
 @patch
 def _evaluate(self:Problem, C, complete=False):
-    "`evaluate` without its checks, which wait for the device; shorter if one knows that every class occurs"
+    ("`evaluate` without its checks, which wait for the device; "
+        "shorter if one knows that every class occurs")
     rows = C.sum(-1)
     seen = (rows > 0).double()
     earned, values = self._sums(C, self.target_priors * seen / rows.clamp(min=1e-300))
@@ -320,7 +353,8 @@ def _overall(self:Problem, earned, values): # (...) <A, C>; (..., k) values <B_k
 
 @patch
 def evaluate(self:Problem, C): # (..., m, m) confusion, measured on any class mix
-    "Objective (...) and violations (..., k) in one pass; nan where nothing that they are about occurs"
+    ("Objective (...) and violations (..., k) in one pass; "
+        "nan where nothing that they are about occurs")
     C = _tensor(C, 'the confusion matrix', torch.float64).to(self.b.device)
     if C.shape[-2:] != (self.m, self.m):
         raise InputError(f'confusion has shape {tuple(C.shape)}; '
@@ -328,7 +362,8 @@ def evaluate(self:Problem, C): # (..., m, m) confusion, measured on any class mi
     total = C.sum((-2, -1))
     if not (C.amin() >= 0 and (total > 0).all() and (total < torch.inf).all()): # Also false for nan
         bad = C[~((C >= 0) & (C < torch.inf))]
-        raise InputError(f'the confusion matrix holds {bad[0].item():g}; give shares or counts, 0 or more'
+        raise InputError(
+            f'the confusion matrix holds {bad[0].item():g}; give shares or counts, 0 or more'
             if len(bad) else 'the confusion matrix is all 0; it needs at least one example')
     return self._evaluate(C)
 
@@ -345,7 +380,9 @@ def demands(self:Problem): # Are there constraints, which can be met or missed?
 
 @patch
 def slack(self:Problem, tolerance=1e-3): # Of every constraint
-    "By how much each constraint may be missed and count as met, (k,): the tolerance, or a fiftieth of the bound (of its classes' share, if the bound is 0) where that is less"
+    ("By how much each constraint may be missed and count as met, (k,): the tolerance, "
+        "or a fiftieth of the bound (of its classes' share, if the bound is 0) "
+        "where that is less")
     return self.room.clamp(max=tolerance)
 
 @patch
@@ -353,8 +390,10 @@ def met(self:Problem,
     violations, # (..., k) as `evaluate` gives them; nan where unknown
     tolerance=1e-3 # See `slack`
 ): # (..., k) bool
-    "Which constraints are known to be met, as one that demands nothing always is; where nothing is demanded, which values are known"
-    return torch.where(self.demanded, self.free | (violations <= self.slack(tolerance)), ~violations.isnan())
+    ("Which constraints are known to be met, as one that demands nothing always is; "
+        "where nothing is demanded, which values are known")
+    return torch.where(self.demanded,
+        self.free | (violations <= self.slack(tolerance)), ~violations.isnan())
 
 # %% ../nbs/00_gains.ipynb #b403bee4
 @patch
@@ -371,15 +410,19 @@ def neutral(self:Problem,
     multipliers, # (..., k)
     known # (..., k) bool: of which constraints the first sample says something
 ): # (..., k)
-    "Multipliers to start from: nothing for a constraint nobody can judge; on the simplex its share of the class mix, as in plain accuracy"
+    ("Multipliers to start from: nothing for a constraint nobody can judge; "
+        "on the simplex its share of the class mix, as in plain accuracy")
     start = multipliers.where(known | ~self.demanded, 0)
     for domain, part in self.parts:
-        if domain == 'simplex': start[..., part] = _neutral_weights(multipliers[..., part], known[..., part], self.share[part])
+        if domain == 'simplex':
+            start[..., part] = _neutral_weights(multipliers[..., part], known[..., part],
+                self.share[part])
     return start
 
 def _neutral_weights(weights, known, share):
     mass, shares = weights.sum(-1, keepdim=True), share.where(~known, 0)
-    rest = mass * (1 - shares.sum(-1, keepdim=True)) / weights.where(known, 0).sum(-1, keepdim=True).clamp(min=1e-300)
+    rest = (mass * (1 - shares.sum(-1, keepdim=True))
+        / weights.where(known, 0).sum(-1, keepdim=True).clamp(min=1e-300))
     return (weights * rest).where(known, mass * shares).where(~known.all(-1, keepdim=True), weights)
 
 # %% ../nbs/00_gains.ipynb #c198ae8f
@@ -387,7 +430,8 @@ def _neutral_weights(weights, known, share):
 def to(self:Problem, device): # Any torch device
     "The same problem with its tensors there"
     there = copy.copy(self)
-    vars(there).update({k: v.to(device) for k, v in vars(self).items() if isinstance(v, torch.Tensor)})
+    vars(there).update({k: v.to(device) for k, v in vars(self).items()
+        if isinstance(v, torch.Tensor)})
     return there
 
 # %% ../nbs/00_gains.ipynb #bb45e7e3
@@ -400,7 +444,8 @@ class ClassProblem(Problem):
         diag=None, # (m,) d: weight of C_ii in its class's constraint
         row=None, # (m,) r: weight of true class i in column sums
         column=None, # (m,) v: weight of predicted class j in its constraint
-        groups=None, # (m,) g: constraint of each class, -1 for none; one constraint a class unless given
+        # (m,) g: constraint of each class, -1 for none; one constraint a class unless given
+        groups=None,
         b=(), # (k,) right-hand sides
         domain='nonnegative', names=None
     ):
@@ -408,21 +453,25 @@ class ClassProblem(Problem):
         self.a, self.d = self._vector(objective, 0., 'objective'), self._vector(diag, 0., 'diag')
         self.r, self.v = self._vector(row, 1., 'row'), self._vector(column, 0., 'column')
         self.groups = self._constraint_of_each_class(groups)
-        self._rewards, self._on_diagonal, self._on_columns = [bool(t.any()) for t in (self.a, self.d, self.v)]
+        self._rewards, self._on_diagonal, self._on_columns = [bool(t.any())
+            for t in (self.a, self.d, self.v)]
         self._weigh_rows()
         self._complete()
 
 # %% ../nbs/00_gains.ipynb #816163b8
 @patch
 def _vector(self:ClassProblem, v, fill, what):
-    v = torch.full((self.m,), fill, dtype=torch.float64) if v is None else _tensor(v, what, torch.float64)
+    v = (torch.full((self.m,), fill, dtype=torch.float64) if v is None
+        else _tensor(v, what, torch.float64))
     if v.shape not in ((), (self.m,)) or not v.isfinite().all():
-        raise InputError(f'{what} has shape {tuple(v.shape)}; give one finite number for each of {self.m} classes')
+        raise InputError(f'{what} has shape {tuple(v.shape)}; '
+            f'give one finite number for each of {self.m} classes')
     return v.expand(self.m)
 
 @patch
 def _constraint_of_each_class(self:ClassProblem, groups):
-    if groups is None: groups = torch.arange(self.m) if self.k == self.m else torch.full((self.m,), -1)
+    if groups is None:
+        groups = torch.arange(self.m) if self.k == self.m else torch.full((self.m,), -1)
     else: groups = _labels(_tensor(groups, 'groups') + 1, self.k + 1, 'groups + 1') - 1
     if groups.shape != (self.m,):
         raise InputError(f'groups has shape {tuple(groups.shape)}; '
@@ -463,7 +512,9 @@ def _sums(self:ClassProblem, C, per_row):
 
 # %% ../nbs/00_gains.ipynb #8844d597
 @patch
-def _highest(self:ClassProblem, v, start): # Largest v among the classes of each constraint, and `start`
+def _highest(
+    self:ClassProblem, v, start
+): # Largest v among the classes of each constraint, and `start`
     top = torch.full((self.k + 1,), start, dtype=v.dtype)
     return top.scatter_reduce(0, self.groups % (self.k + 1), v, 'amax')[:-1]
 
@@ -472,7 +523,8 @@ def _highest_other(self:ClassProblem, v):
     "Largest v among the other classes of each class's constraint; -inf where there are none"
     top = self._of_class(self._highest(v, -torch.inf))
     alone = self._of_class(self._sum((v == top).double())) == 1
-    return self._of_class(self._highest(v.where(v < top, -torch.inf), -torch.inf)).where(alone & (v == top), top)
+    return (self._of_class(self._highest(v.where(v < top, -torch.inf), -torch.inf))
+        .where(alone & (v == top), top))
 
 # %% ../nbs/00_gains.ipynb #a6a5ea1a
 @patch
@@ -486,16 +538,19 @@ def _effect(self:ClassProblem, mean):
 # %% ../nbs/00_gains.ipynb #5c1e07aa
 @patch
 def _weigh_rows(self:ClassProblem):
-    "What each row has at stake, and which rows are a constraint's own, as `Problem` has them from its matrices"
+    ("What each row has at stake, and which rows are a constraint's own, "
+        "as `Problem` has them from its matrices")
     right = self.r * self.v + self.d # B_ii of a class's own constraint
-    size, used = [self._of_class(self._sum(x.double())) for x in (torch.ones_like(self.v), self.v != 0)]
+    size, used = [self._of_class(self._sum(x.double()))
+        for x in (torch.ones_like(self.v), self.v != 0)]
     high, low = self._highest_other(self.v), -self._highest_other(-self.v)
-    entries = torch.stack([right, (self.r * high).where(size > 1, right), (self.r * low).where(size > 1, right),
-        right.where(size == self.m, 0)])
+    entries = torch.stack([right, (self.r * high).where(size > 1, right),
+        (self.r * low).where(size > 1, right), right.where(size == self.m, 0)])
     self.reward_weights = self.target_priors * self.a.abs()
     self.inner_stakes = self.target_priors * (entries.amax(0) - entries.amin(0))
     self.outer_stakes = self.target_priors * self.r.abs()
-    self.width = self._highest(self.v, 0.) + self._highest(-self.v, 0.) # Of the entries, 0 among them, in the rows of other classes
+    # Of the entries, 0 among them, in the rows of other classes
+    self.width = self._highest(self.v, 0.) + self._highest(-self.v, 0.)
     none_right = self._sum((right != 0).double()) == 0
     others = (self.r != 0) & (used > (self.v != 0))
     self.inner_own = (right != 0).where(self._of_class(~none_right), others).double()
@@ -503,13 +558,16 @@ def _weigh_rows(self:ClassProblem):
     self.reach = (none_right & (self.width > 0)).double()
     self._reaches = bool(self.reach.any())
     harmless = (right >= 0) & (self.r.amin() * self.v >= 0) & (self.r.amax() * self.v >= 0)
-    self.free = (self.b <= 0) & (self._sum((~harmless).double()) == 0) # A target of 0: nothing can miss it
+    # A target of 0: nothing can miss it
+    self.free = (self.b <= 0) & (self._sum((~harmless).double()) == 0)
 
 # %% ../nbs/00_gains.ipynb #21b106b5
 @patch
 def _over_rows(self:ClassProblem, inner, outer, factor, x):
-    "Sum of weights times x over the rows, (..., k): `inner` for a constraint's own classes, `outer` times its `factor` for all others"
-    return self._sum(inner * x) + factor * ((outer * x).sum(-1, keepdim=True) - self._sum(outer * x))
+    ("Sum of weights times x over the rows, (..., k): "
+        "`inner` for a constraint's own classes, `outer` times its `factor` for all others")
+    return (self._sum(inner * x)
+        + factor * ((outer * x).sum(-1, keepdim=True) - self._sum(outer * x)))
 
 @patch
 def _value(self:ClassProblem, seen):
@@ -526,7 +584,8 @@ def head_tail_groups(
     priors, # (m,) training priors
     tail=0.1 # Share of the classes, smallest first, that make the tail
 ): # (m,) 0 for head, 1 for tail
-    "Split the classes in head (0) and tail (1), the tail being the smallest classes; among equal ones, those that come first"
+    ("Split the classes in head (0) and tail (1), the tail being the smallest classes; "
+        "among equal ones, those that come first")
     p = _tensor(priors, 'priors', torch.float64)
     n = round(_number(tail, 'tail', lambda x: 0 < x < 1, 'lie between 0 and 1') * len(p))
     if not 0 < n < len(p):
@@ -538,14 +597,18 @@ def head_tail_groups(
 
 # %% ../nbs/00_gains.ipynb #f707f902
 def _numbered(groups, m):
-    "Groups (m,) as numbers 0..k-1, and their names; groups given by name are numbered in the order of the alphabet"
+    ("Groups (m,) as numbers 0..k-1, and their names; "
+        "groups given by name are numbered in the order of the alphabet")
     values = _values(groups)
-    try: values = values.tolist() if hasattr(values, 'tolist') else [v.item() if hasattr(v, 'item') else v for v in values]
+    try:
+        values = (values.tolist() if hasattr(values, 'tolist')
+            else [v.item() if hasattr(v, 'item') else v for v in values])
     except TypeError:
         raise InputError(f'groups is a {type(groups).__name__}; '
             f'give one group for each of {m} classes') from None
     if len(values) != m or any(isinstance(v, (list, tuple)) for v in values):
-        raise InputError(f'groups has {len(values)} entries; give one group for each of {m} classes')
+        raise InputError(f'groups has {len(values)} entries; '
+            f'give one group for each of {m} classes')
     if all(isinstance(v, str) for v in values):
         names = sorted(set(values))
         place = {name: i for i, name in enumerate(names)}
@@ -554,8 +617,10 @@ def _numbered(groups, m):
         raise InputError(f'groups holds {odd[0]!r}; give whole numbers 0, 1, ..., or names')
     k = max(values) + 1
     if set(values) != set(range(k)):
-        raise InputError(f'groups must be numbered 0..{max(k - 1, 0)} without gaps; they are {sorted(set(values))[:5]}')
-    return torch.tensor(values).long(), ['head', 'tail'] if k == 2 else [f'group {i}' for i in range(k)]
+        raise InputError(f'groups must be numbered 0..{max(k - 1, 0)} without gaps; '
+            f'they are {sorted(set(values))[:5]}')
+    return (torch.tensor(values).long(),
+        ['head', 'tail'] if k == 2 else [f'group {i}' for i in range(k)])
 
 # %% ../nbs/00_gains.ipynb #578d0a52
 def group_mean(
@@ -576,21 +641,27 @@ def _groups(groups, m):
 def _targets(value, what, k, names=None): # Names of the groups, if it is about groups
     "A target in [0, 1] for all, or (k,) one for each class or group, or an error that names it"
     fits, must = lambda x: 0 <= x <= 1, 'lie between 0 and 1'
-    if isinstance(value, (numbers.Real, str, type(None))): return float(_number(value, what, fits, must))
+    if isinstance(value, (numbers.Real, str, type(None))):
+        return float(_number(value, what, fits, must))
     one, many = ('class', 'classes') if names is None else ('group', 'groups')
     t, names = _tensor(value, what, torch.float64).detach().cpu(), names or list(range(k))
     if t.ndim == 0: return _targets(t.item(), what, k)
-    if t.shape != (k,): raise InputError(f'{what} has shape {tuple(t.shape)}; give one number, or one for each of {k} {many}')
-    if hasattr(value, 'to_numpy') and list(getattr(value, 'index', names)) not in (names, list(range(k))):
+    if t.shape != (k,):
+        raise InputError(f'{what} has shape {tuple(t.shape)}; '
+            f'give one number, or one for each of {k} {many}')
+    if (hasattr(value, 'to_numpy')
+        and list(getattr(value, 'index', names)) not in (names, list(range(k)))):
         raise InputError(f'{what} has the index {list(value.index)[:5]}; '
             f'give one number for each of the {many} {names[0]}..{names[-1]}, in that order')
-    for i in (~((t >= 0) & (t <= 1))).nonzero().flatten(): _number(t[i].item(), f'{what} of {one} {names[i]}', fits, must)
+    for i in (~((t >= 0) & (t <= 1))).nonzero().flatten():
+        _number(t[i].item(), f'{what} of {one} {names[i]}', fits, must)
     return t
 
 # %% ../nbs/00_gains.ipynb #e92205d7
 def _class_mix(priors, target_priors):
     "The class mix a goal is stated for"
-    return check_priors(priors) if target_priors is None else check_priors(target_priors, 'target_priors')
+    return (check_priors(priors) if target_priors is None
+        else check_priors(target_priors, 'target_priors'))
 
 # %% ../nbs/00_gains.ipynb #376903f6
 def worst_case_recall(
@@ -601,7 +672,8 @@ def worst_case_recall(
     "Table 1, row 1: maximise the smallest recall of a class, or mean recall of a group (eq. 1)"
     p = _class_mix(priors, target_priors)
     groups, k, n, names = _groups(groups, len(p))
-    return ClassProblem(priors, target_priors, diag=1 / (n * p), groups=groups, b=torch.zeros(k), domain='simplex', names=names)
+    return ClassProblem(priors, target_priors, diag=1 / (n * p), groups=groups,
+        b=torch.zeros(k), domain='simplex', names=names)
 
 def recall_constraint(
     priors, # (m,) training priors
@@ -610,7 +682,8 @@ def recall_constraint(
 ):
     "Table 1, row 2: maximise accuracy while every class's recall is at least tau"
     p = _class_mix(priors, target_priors)
-    return ClassProblem(priors, target_priors, objective=1., diag=1 / p, b=torch.ones(len(p)) * _targets(tau, 'tau', len(p)))
+    return ClassProblem(priors, target_priors, objective=1., diag=1 / p,
+        b=torch.ones(len(p)) * _targets(tau, 'tau', len(p)))
 
 # %% ../nbs/00_gains.ipynb #69c601d9
 def precision_constraint(
@@ -618,16 +691,20 @@ def precision_constraint(
     tau, # Smallest precision allowed, or (m,) that of each class; 0 demands nothing
     target_priors=None # (m,) class mix at which accuracy and precision are meant
 ):
-    "Table 1, row 3: maximise accuracy while every class's precision is at least tau (as C_yy >= tau cov_y)"
+    ("Table 1, row 3: maximise accuracy while every class's precision is at least tau "
+        "(as C_yy >= tau cov_y)")
     b = torch.zeros(len(check_priors(priors)))
-    return ClassProblem(priors, target_priors, objective=1., diag=1., column=-_targets(tau, 'tau', len(b)), b=b)
+    return ClassProblem(priors, target_priors, objective=1., diag=1.,
+        column=-_targets(tau, 'tau', len(b)), b=b)
 
 def coverage_constraint(
     priors, # (m,) training priors
-    fraction=0.95, # Smallest coverage allowed, as a share of the class's (target) prior; or (m,) for each class
+    # Smallest coverage allowed, as a share of the class's (target) prior; or (m,) for each class
+    fraction=0.95,
     target_priors=None # (m,) class mix at which coverage is meant
 ):
-    "Table 1, row 4: maximise the average recall while every class's coverage is at least `fraction` of its prior (eq. 2)"
+    ("Table 1, row 4: maximise the average recall while every class's coverage "
+        "is at least `fraction` of its prior (eq. 2)")
     p = _class_mix(priors, target_priors)
     b = _targets(fraction, 'fraction', len(p)) * p
     return ClassProblem(priors, target_priors, objective=1 / (len(p) * p), column=1., b=b)
@@ -635,14 +712,17 @@ def coverage_constraint(
 # %% ../nbs/00_gains.ipynb #1f768258
 def balanced_coverage_constraint(
     priors, # (m,) training priors
-    fraction=0.95, # Smallest balanced coverage allowed, as a share of 1/m; or one for each class, or each group
+    # Smallest balanced coverage allowed, as a share of 1/m; or one for each class, or each group
+    fraction=0.95,
     groups=None, # (m,) group of each class: constrain the mean coverage of groups
     target_priors=None # (m,); balanced coverage does not depend on it
 ):
-    "Table 1, row 5: maximise the average recall while every class's balanced coverage is at least `fraction`/m"
+    ("Table 1, row 5: maximise the average recall while every class's balanced coverage "
+        "is at least `fraction`/m")
     p = _class_mix(priors, target_priors)
     groups, k, n, names = _groups(groups, len(p))
-    return ClassProblem(priors, target_priors, objective=1 / (len(p) * p), row=1 / (len(p) * p), column=1 / n, groups=groups,
+    return ClassProblem(priors, target_priors,
+        objective=1 / (len(p) * p), row=1 / (len(p) * p), column=1 / n, groups=groups,
         b=torch.ones(k) * (_targets(fraction, 'fraction', k, names) / len(p)), names=names)
 
 # %% ../nbs/00_gains.ipynb #6aac151c
@@ -665,11 +745,12 @@ def cost_matrix_goal(
     priors, # (m,) training priors
     target_priors=None # (m,) class mix at which the cost is meant
 ):
-    "Minimise the expected cost, without constraints: G = -costs; the objective is minus the cost of an average example"
+    ("Minimise the expected cost, without constraints: G = -costs; "
+        "the objective is minus the cost of an average example")
     m, costs = len(check_priors(priors)), _tensor(costs, 'costs', torch.float64)
     if costs.shape != (m, m) or not costs.isfinite().all():
-        raise InputError(f'costs has shape {tuple(costs.shape)}; give a finite number for each of {m} true classes '
-            f'(rows) and {m} answers (columns)')
+        raise InputError(f'costs has shape {tuple(costs.shape)}; '
+            f'give a finite number for each of {m} true classes (rows) and {m} answers (columns)')
     return Problem(-costs, torch.zeros(0, m, m), (), priors, target_priors)
 
 # %% ../nbs/00_gains.ipynb #2a41ce78

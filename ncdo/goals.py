@@ -11,18 +11,21 @@ __all__ = ['STRENGTHS', 'FunctionGoal', 'RecallGoal', 'alpha_fair_goal', 'geomet
 # %% ../nbs/02b_goals.ipynb #6c62870c
 import math, torch
 from fastcore.basics import patch
-from .gains import ClassProblem, InputError, Problem, _class_mix, _number, _targets, check_priors, nanmin, recall
+from .gains import (ClassProblem, InputError, Problem, _class_mix, _number, _targets,
+    check_priors, nanmin, recall)
 from .reductions import SaddlePoint, for_parts
 
 # %% ../nbs/02b_goals.ipynb #8a04165d
 class FunctionGoal(Problem):
-    "Maximise a function of the confusion matrix; its multipliers are the values the function is of, averaged over the updates"
+    ("Maximise a function of the confusion matrix; "
+        "its multipliers are the values the function is of, averaged over the updates")
     def __init__(self,
         priors, # (m,) training priors
         target_priors=None, # (m,) class mix the goal is stated for
         names=None, # Of the values
         sets=1, # How many values each class has
-        parts=None # (domain, number) of the multipliers, see `Problem`; all are averages unless given
+        # (domain, number) of the multipliers, see `Problem`; all are averages unless given
+        parts=None
     ):
         size = sets * len(check_priors(priors))
         self._state(torch.zeros(size), priors, target_priors, 'average', names)
@@ -36,7 +39,9 @@ class FunctionGoal(Problem):
 
     def _matrix(self, multipliers): return self._spread(self.prices(multipliers))
     def _effect(self, mean): return torch.ones_like(self.b) # Averages need no step of their own
-    def example(self): return self.measure(self.target_priors.diag() / 2 + self.target_priors.outer(self.target_priors) / 2)
+    def example(self):
+        return self.measure(self.target_priors.diag() / 2
+            + self.target_priors.outer(self.target_priors) / 2)
 
 # %% ../nbs/02b_goals.ipynb #8b7debcb
 @patch
@@ -54,7 +59,8 @@ class RecallGoal(FunctionGoal):
     def __init__(self,
         priors, # (m,) training priors
         target_priors=None, # (m,); recalls do not depend on it
-        *, value, # Function of (..., m) recalls, nan for a class that does not occur, that returns (...)
+        # Function of (..., m) recalls, nan for a class that does not occur, that returns (...)
+        *, value,
         slope=None, # Its gradient, (..., m); by automatic differentiation unless given
         floor=0. # Below this recall the gradient is the one here
     ):
@@ -72,18 +78,22 @@ class RecallGoal(FunctionGoal):
         return offset[None], torch.nn.functional.pad(slope.nan_to_num(), (1, 0))[None]
 
     def _spread(self, prices): return torch.diag_embed(prices / self.priors)
-    def variations(self, recalls): return recalls ** STRENGTHS[:, None] # Prices pulled farther apart, or less
+    def variations(self, recalls): # Prices pulled farther apart, or less
+        return recalls ** STRENGTHS[:, None]
 
 # %% ../nbs/02b_goals.ipynb #c6739ece
 def _filled(prices, known, share):
-    "Prices of the classes measured; of the others their mean over the class mix, as in plain accuracy"
-    total, seen = prices.where(known, 0).sum(-1, keepdim=True), share.where(known, 0).sum(-1, keepdim=True)
+    ("Prices of the classes measured; "
+        "of the others their mean over the class mix, as in plain accuracy")
+    total, seen = (prices.where(known, 0).sum(-1, keepdim=True),
+        share.where(known, 0).sum(-1, keepdim=True))
     return prices.where(known, share * total / seen.clamp(min=1e-300))
 
 # %% ../nbs/02b_goals.ipynb #947897d6
 @patch
 def prices(self:RecallGoal, recalls): # (..., m) averaged, nan where unknown
-    "What a unit of each class's recall counts, (..., m): equal until more than half of the classes have been found"
+    ("What a unit of each class's recall counts, (..., m): "
+        "equal until more than half of the classes have been found")
     known = ~recalls.isnan()
     found = (recalls > 0).sum(-1, keepdim=True) > known.sum(-1, keepdim=True) / 2
     slope = self.slope(recalls.clamp(min=self.floor))
@@ -101,7 +111,9 @@ def _power_mean(alpha):
 
 def alpha_fair_goal(
     priors, # (m,) training priors
-    alpha, # 0 for the mean of the recalls, 1 for their geometric mean, 2 for the harmonic one; the larger, the nearer to the worst
+    # 0 for the mean of the recalls, 1 for their geometric mean, 2 for the harmonic one;
+    # the larger, the nearer to the worst
+    alpha,
     target_priors=None, # (m,); recalls do not depend on it
     floor=None # Recall below which a class gains no more weight; exp(-5 / alpha) unless given
 ):
@@ -140,7 +152,8 @@ def quadratic_mean_goal(
     def slope(recalls):
         missed = (1 - recalls).clamp(min=1e-6)
         return missed / (_known(recalls) * size(missed)[..., None])
-    return RecallGoal(priors, target_priors, value=lambda recalls: 1 - size(1 - recalls), slope=slope)
+    return RecallGoal(priors, target_priors,
+        value=lambda recalls: 1 - size(1 - recalls), slope=slope)
 
 def soft_min_goal(
     priors, # (m,) training priors
@@ -153,12 +166,16 @@ def soft_min_goal(
     def slope(recalls):
         ahead = scaled(recalls) - scaled(recalls).amax(-1, keepdim=True)
         return ahead.clamp(min=-5).softmax(-1).where(~recalls.isnan(), torch.nan)
-    return RecallGoal(priors, target_priors, value=lambda recalls: -scaled(recalls).logsumexp(-1) / beta, slope=slope)
+    return RecallGoal(priors, target_priors,
+        value=lambda recalls: -scaled(recalls).logsumexp(-1) / beta, slope=slope)
 
 # %% ../nbs/02b_goals.ipynb #43277ca6
 @patch
-def gap(self:FunctionGoal, multipliers, C): # (k,) averaged values; (m, m) confusion of the best response to their gain
-    "Frank-Wolfe's gap: by how much the goal can still be raised, at most, if it is concave; 0 where nothing raises it at first order"
+def gap(self:FunctionGoal,
+    multipliers, C # (k,) averaged values; (m, m) confusion of the best response to their gain
+):
+    ("Frank-Wolfe's gap: by how much the goal can still be raised, at most, if it is concave; "
+        "0 where nothing raises it at first order")
     return (self.prices(multipliers) * (self.measure(C) - multipliers)).nansum(-1)
 
 # %% ../nbs/02b_goals.ipynb #0ba6d2c2
@@ -189,7 +206,8 @@ def _capped(weights, cap): # (..., n) of sum s; (..., 1), at least s / n
     "The nearest weights (in Kullback-Leibler divergence) of the same sum, none above the cap"
     high = weights.sort(-1, descending=True).values
     rest = high.flip(-1).cumsum(-1).flip(-1) # Of those from here on
-    before = torch.arange(high.shape[-1], dtype=high.dtype, device=high.device) # So many are cut to the cap
+    # So many are cut to the cap
+    before = torch.arange(high.shape[-1], dtype=high.dtype, device=high.device)
     scale = (weights.sum(-1, keepdim=True) - before * cap) / rest
     enough = (high * scale <= cap * (1 + 1e-12)) & (scale >= 0)
     first = enough.to(torch.uint8).argmax(-1, keepdim=True)
@@ -200,15 +218,18 @@ class WorstK(ClassProblem):
     "Maximise the mean of the k smallest recalls; no multiplier above 1 / k"
     def __init__(self, priors, k, target_priors=None): # As for `worst_k_goal`
         p = _class_mix(priors, target_priors)
-        self.worst = _number(k, 'k', lambda x: 1 <= x <= len(p) and x == int(x), f'be a whole number from 1 to {len(p)}')
+        self.worst = _number(k, 'k', lambda x: 1 <= x <= len(p) and x == int(x),
+            f'be a whole number from 1 to {len(p)}')
         super().__init__(priors, target_priors, diag=1 / p, b=torch.zeros(len(p)), domain='simplex')
 
     def _overall(self, earned, recalls): return _lowest(recalls, self.worst)
-    def variations(self, multipliers): return multipliers ** STRENGTHS[:, None] # Beyond the cap, too
+    def variations(self, multipliers): # Beyond the cap, too
+        return multipliers ** STRENGTHS[:, None]
 
     def tangents(self, recalls):
         lowest = recalls.argsort()[:self.worst] + 1
-        return recalls.new_zeros(1), recalls.new_zeros(1, 1 + self.m).index_fill(1, lowest, 1 / self.worst)
+        return (recalls.new_zeros(1),
+            recalls.new_zeros(1, 1 + self.m).index_fill(1, lowest, 1 / self.worst))
 
     def move(self, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
         new, known = super().move(multipliers, violations, step_size, floor), ~violations.isnan()
@@ -227,25 +248,31 @@ def worst_k_goal(
 
 # %% ../nbs/02b_goals.ipynb #600925f7
 def f1(C): # (..., m, m) confusion
-    "F1 of each class, (..., m): twice the hits over rows and columns; nan for a class that does not occur"
-    return (2 * C.diagonal(dim1=-2, dim2=-1) / (C.sum(-1) + C.sum(-2))).where(C.sum(-1) > 0, torch.nan)
+    ("F1 of each class, (..., m): twice the hits over rows and columns; "
+        "nan for a class that does not occur")
+    return ((2 * C.diagonal(dim1=-2, dim2=-1) / (C.sum(-1) + C.sum(-2)))
+        .where(C.sum(-1) > 0, torch.nan))
 
 def iou(C): # (..., m, m) confusion
-    "Intersection over union of each class (Jaccard index), (..., m); nan for a class that does not occur"
+    ("Intersection over union of each class (Jaccard index), (..., m); "
+        "nan for a class that does not occur")
     return f1(C) / (2 - f1(C))
 
 # %% ../nbs/02b_goals.ipynb #430d4eb0
 class RatioGoal(FunctionGoal):
-    "Maximise a function of the hits C_ii and the predictions sum_i C_ij of each class, at the class mix of the goal"
+    ("Maximise a function of the hits C_ii and the predictions sum_i C_ij of each class, "
+        "at the class mix of the goal")
     concave = False
     def __init__(self,
         priors, # (m,) training priors
         target_priors=None, # (m,) class mix the goal is stated for
         *, value, # Function of rows (m,), hits and predictions (..., m) that returns (...)
         slope, # Of the same: its gradient in the hits, and in the predictions, (..., m) each
-        stretch=lambda rows, hits, named: 1. # What Frank-Wolfe's gap is multiplied by to bound the distance to the best
+        # What Frank-Wolfe's gap is multiplied by to bound the distance to the best
+        stretch=lambda rows, hits, named: 1.
     ):
-        names = [f'{what} of class {i}' for what in ('hits', 'predictions') for i in range(len(check_priors(priors)))]
+        names = [f'{what} of class {i}' for what in ('hits', 'predictions')
+            for i in range(len(check_priors(priors)))]
         super().__init__(priors, target_priors, names, sets=2)
         self.value, self.slope, self.stretch = value, slope, stretch
 
@@ -255,7 +282,9 @@ class RatioGoal(FunctionGoal):
         hits, named = values[..., -2 * self.m:].chunk(2, -1)
         return 2 * hits / (self.target_priors + named)
 
-    def variations(self, values): # Higher and lower thresholds, since probabilities are seldom calibrated
+    def variations(self,
+        values # Higher and lower thresholds, since probabilities are seldom calibrated
+    ):
         more = torch.ones(len(STRENGTHS), self.k, dtype=torch.float64)
         more[:, -2 * self.m:-self.m] = STRENGTHS[:, None]
         return values * more
@@ -263,7 +292,8 @@ class RatioGoal(FunctionGoal):
 # %% ../nbs/02b_goals.ipynb #88a2fda5
 @patch
 def measure(self:RatioGoal, C): # (..., m, m)
-    "Hits and predictions at the class mix of the goal, (..., 2m); hits of a class that does not occur are unknown"
+    ("Hits and predictions at the class mix of the goal, (..., 2m); "
+        "hits of a class that does not occur are unknown")
     rows = C.sum(-1)
     mix = self.target_priors.where(rows > 0, 0)
     per_row = mix / rows.clamp(min=1e-300)
@@ -280,7 +310,8 @@ def _spread(self:RatioGoal, prices):
 # %% ../nbs/02b_goals.ipynb #f3bf0ba2
 @patch
 def prices(self:RatioGoal, values): # (..., 2m) averaged, nan where unknown
-    "What a unit of each class's hits, and of its predictions, counts, (..., 2m); at first as in the average recall"
+    ("What a unit of each class's hits, and of its predictions, counts, (..., 2m); "
+        "at first as in the average recall")
     hits, named = values.chunk(2, -1)
     known, rows = ~hits.isnan(), self.target_priors
     right, each = self.slope(rows, hits, named)
@@ -290,7 +321,9 @@ def prices(self:RatioGoal, values): # (..., 2m) averaged, nan where unknown
 
 # %% ../nbs/02b_goals.ipynb #7eb2bbec
 @patch
-def gap(self:RatioGoal, multipliers, C): # (2m,) averaged values; (m, m) confusion of the best response
+def gap(self:RatioGoal,
+    multipliers, C # (2m,) averaged values; (m, m) confusion of the best response
+):
     stretch = self.stretch(self.target_priors, *multipliers.chunk(2, -1))
     return stretch * FunctionGoal.gap(self, multipliers, C)
 
@@ -302,13 +335,15 @@ def micro_f1_goal(
 ):
     "Maximise the F1 of all classes together, but for a background class"
     m = len(check_priors(priors))
-    _number(background, 'background', lambda x: 0 <= x < m and x == int(x), f'be one of the classes 0..{m - 1}')
+    _number(background, 'background', lambda x: 0 <= x < m and x == int(x),
+        f'be one of the classes 0..{m - 1}')
     wanted = lambda hits: (torch.arange(m, device=hits.device) != background).to(hits.dtype)
     whole = lambda rows, named: 2 - rows[background] - named[..., background]
     value = lambda rows, hits, named: 2 * (wanted(hits) * hits).nansum(-1) / whole(rows, named)
     def slope(rows, hits, named):
         over, each = whole(rows, named)[..., None], wanted(hits)
-        reached = value(rows, hits, named)[..., None].clamp(min=1e-3) # A gain of 0 would teach nothing
+        # A gain of 0 would teach nothing
+        reached = value(rows, hits, named)[..., None].clamp(min=1e-3)
         return (2 * each / over).expand_as(hits), (1 - each) * reached / over
     stretch = lambda rows, hits, named: whole(rows, named) / (1 - rows[background])
     return RatioGoal(priors, target_priors, value=value, slope=slope, stretch=stretch)
@@ -334,15 +369,19 @@ def mean_iou_goal(
     def slope(*x):
         ratio, each = x[1] / union(*x), 1 / (_known(x[1]) * union(*x))
         return (1 + ratio) * each, -ratio * each
-    return RatioGoal(priors, target_priors, value=lambda *x: (x[1] / union(*x)).nanmean(-1), slope=slope)
+    return RatioGoal(priors, target_priors,
+        value=lambda *x: (x[1] / union(*x)).nanmean(-1), slope=slope)
 
 # %% ../nbs/02b_goals.ipynb #e1dc1ffe
 class WorstF1(RatioGoal):
-    "Maximise the smallest F1; a weight for each class, on the simplex, then hits and predictions, averaged"
+    ("Maximise the smallest F1; a weight for each class, on the simplex, "
+        "then hits and predictions, averaged")
     def __init__(self, priors, target_priors=None): # As for `worst_f1_goal`
         m = len(check_priors(priors))
-        names = [f'{what}class {i}' for what in ('', 'hits of ', 'predictions of ') for i in range(m)]
-        FunctionGoal.__init__(self, priors, target_priors, names, sets=3, parts=[('simplex', m), ('average', 2 * m)])
+        names = [f'{what}class {i}' for what in ('', 'hits of ', 'predictions of ')
+            for i in range(m)]
+        FunctionGoal.__init__(self, priors, target_priors, names, sets=3,
+            parts=[('simplex', m), ('average', 2 * m)])
 
     def _hits_and_whole(self, values):
         hits, named = values[..., -2 * self.m:].chunk(2, -1)
@@ -360,7 +399,8 @@ def prices(self:WorstF1, multipliers): # (..., 3m)
     "What a unit of each class's hits, and of its predictions, counts, (..., 2m)"
     hits, whole = self._hits_and_whole(multipliers)
     known = ~hits.isnan()
-    measured, worst = known.any(-1, keepdim=True), nanmin(self.outcomes(multipliers)).nan_to_num(0.)[..., None]
+    measured, worst = (known.any(-1, keepdim=True),
+        nanmin(self.outcomes(multipliers)).nan_to_num(0.)[..., None])
     each = multipliers[..., :self.m] / whole.where(measured, 2 * self.target_priors)
     right = _filled(2 * each * self.target_priors, known, self.target_priors) / self.target_priors
     return torch.cat([right.where(measured, 2 * each), -(worst * each).where(known, 0)], -1)
@@ -390,10 +430,14 @@ def worst_f1_goal(
 
 # %% ../nbs/02b_goals.ipynb #04a3448c
 class RecallAtPrecision(Problem):
-    "Maximise one class's recall while its precision is at least tau; a second constraint, always met, has the price that sets a threshold"
-    def __init__(self, priors, tau, class_index, target_priors=None, accuracy=.01): # As for `recall_at_precision`
+    ("Maximise one class's recall while its precision is at least tau; "
+        "a second constraint, always met, has the price that sets a threshold")
+    def __init__(self,
+        priors, tau, class_index, target_priors=None, accuracy=.01 # As for `recall_at_precision`
+    ):
         p = _class_mix(priors, target_priors)
-        _number(class_index, 'class_index', lambda x: 0 <= x < len(p) and x == int(x), f'be one of the classes 0..{len(p) - 1}')
+        _number(class_index, 'class_index', lambda x: 0 <= x < len(p) and x == int(x),
+            f'be one of the classes 0..{len(p) - 1}')
         _number(accuracy, 'accuracy', lambda x: 0 <= x < math.inf, 'be 0 or more')
         tau = _targets(tau, 'tau', len(p))
         if isinstance(tau, torch.Tensor): tau = tau[class_index].item()
@@ -401,9 +445,12 @@ class RecallAtPrecision(Problem):
         self.prior, named = p[int(class_index)].item(), one.expand(len(p), -1)
         precise = (torch.diag(one) - tau * named) / self.prior
         names = [f'class {class_index}', f'predictions of class {class_index}']
-        super().__init__(torch.diag(one / p + accuracy), torch.stack([precise, -named]), [0., -1.], priors, target_priors, names=names)
+        super().__init__(torch.diag(one / p + accuracy), torch.stack([precise, -named]),
+            [0., -1.], priors, target_priors, names=names)
 
-    def variations(self, multipliers): # Thresholds of the class's probability, which need not be right
+    def variations(self,
+        multipliers # Thresholds of the class's probability, which need not be right
+    ):
         t = torch.linspace(-6, 6, 97, dtype=torch.float64).sigmoid() / self.prior
         return torch.stack([0 * t, t], 1)
 
@@ -424,9 +471,11 @@ class Constrained(Problem):
     def __init__(self, goal, constraints): # As for `constrained`
         both = self.goal, self.constraints = goal, constraints
         join = lambda name: torch.cat([getattr(x, name) for x in both])
-        self._state(join('b'), goal.priors, goal.target_priors, goal.domain, [*goal.names, *constraints.names])
+        self._state(join('b'), goal.priors, goal.target_priors, goal.domain,
+            [*goal.names, *constraints.names])
         self._place([(domain, part.stop - part.start) for x in both for domain, part in x.parts])
-        self.share, self.room, self.free, self.concave = join('share'), join('room'), join('free'), goal.concave
+        self.share, self.room, self.free, self.concave = (
+            join('share'), join('room'), join('free'), goal.concave)
         self.left_out = constraints._matrix(torch.zeros_like(constraints.b)) # Their own objective
 
     def _split(self, x): return x[..., :self.goal.k], x[..., self.goal.k:]
@@ -440,7 +489,8 @@ class Constrained(Problem):
 
 # %% ../nbs/02b_goals.ipynb #892751bc
 @patch
-def prices(self:Constrained, multipliers): return self._each(lambda problem, x: problem.prices(x), multipliers)
+def prices(self:Constrained, multipliers):
+    return self._each(lambda problem, x: problem.prices(x), multipliers)
 
 @patch
 def example(self:Constrained): return torch.cat([self.goal.example(), self.constraints.example()])
@@ -472,19 +522,24 @@ def _evaluate(self:Constrained, C, complete=False):
     return objective, torch.cat([own, self.constraints._evaluate(C, complete)[1]], -1)
 
 @patch
-def _effect(self:Constrained, mean): return torch.cat([x._effect(mean) for x in (self.goal, self.constraints)])
+def _effect(self:Constrained, mean):
+    return torch.cat([x._effect(mean) for x in (self.goal, self.constraints)])
 
 # %% ../nbs/02b_goals.ipynb #1165e5b1
 @patch
 def move(self:Constrained, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
     own = len(self.goal.parts)
     if isinstance(step_size, list) and len(step_size) != len(self.parts):
-        raise InputError(f'{len(step_size)} step sizes for {len(self.parts)} parts of the multipliers; '
-            'give one for each')
-    steps = (step_size[:own], step_size[own:]) if isinstance(step_size, list) else (step_size, step_size)
-    if isinstance(step_size, list): steps = for_parts(steps[0], self.goal), for_parts(steps[1], self.constraints)
+        raise InputError(f'{len(step_size)} step sizes for {len(self.parts)} parts '
+            'of the multipliers; give one for each')
+    steps = ((step_size[:own], step_size[own:]) if isinstance(step_size, list)
+        else (step_size, step_size))
+    if isinstance(step_size, list):
+        steps = for_parts(steps[0], self.goal), for_parts(steps[1], self.constraints)
     of = dict(zip((self.goal, self.constraints), steps))
-    return self._each(lambda problem, x, v: problem.move(x, v, of[problem], floor, max_multiplier), multipliers, violations)
+    return self._each(
+        lambda problem, x, v: problem.move(x, v, of[problem], floor, max_multiplier),
+        multipliers, violations)
 
 @patch
 def to(self:Constrained, device): # Any torch device
@@ -499,8 +554,16 @@ def constrained(
 ): # `Problem`
     "A goal under constraints, such as the geometric mean while every class has its coverage"
     for x, what in ((goal, 'goal'), (constraints, 'constraints')):
-        if not isinstance(x, Problem): raise InputError(f'{what} is a {type(x).__name__}; give a Problem, as coverage_constraint(priors) makes one')
-    if not constraints.demands: raise InputError('constraints demands nothing; give a problem with constraints, such as coverage_constraint(priors)')
-    same = goal.priors.shape == constraints.priors.shape and torch.allclose(goal.ratio, constraints.ratio) and torch.allclose(goal.priors, constraints.priors)
-    if not same: raise InputError('goal and constraints have different priors or target_priors; give both the same')
+        if not isinstance(x, Problem):
+            raise InputError(f'{what} is a {type(x).__name__}; '
+                'give a Problem, as coverage_constraint(priors) makes one')
+    if not constraints.demands:
+        raise InputError('constraints demands nothing; '
+            'give a problem with constraints, such as coverage_constraint(priors)')
+    same = (goal.priors.shape == constraints.priors.shape
+        and torch.allclose(goal.ratio, constraints.ratio)
+        and torch.allclose(goal.priors, constraints.priors))
+    if not same:
+        raise InputError('goal and constraints have different priors or target_priors; '
+            'give both the same')
     return Constrained(goal, constraints)

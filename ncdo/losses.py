@@ -25,7 +25,8 @@ def _full(x):
 def _soft_table_loss(logp, target, weight):
     "(..., n) losses of label distributions (..., n, m), given log-softmax of the same shape"
     target = target.to(logp)
-    with torch.autocast(logp.device.type, enabled=False): outer = target if weight is None else target @ weight
+    with torch.autocast(logp.device.type, enabled=False):
+        outer = target if weight is None else target @ weight
     return -(outer * logp).sum(-1)
 
 def table_loss(
@@ -35,7 +36,8 @@ def table_loss(
     weight=None, # (..., m, m) outer weights M: row y for true class y; None for the identity
     ignore_index=-100 # A class index that counts for nothing
 ): # (..., n) loss of each example, float32 for half-precision scores
-    "Hybrid loss (eq. 9) for given log D and M, one softmax pass; leading dimensions are separate models"
+    ("Hybrid loss (eq. 9) for given log D and M, one softmax pass; "
+        "leading dimensions are separate models")
     m, scores = logits.shape[-1], _full(logits)
     logp = (scores - log_diag.to(scores).unsqueeze(-2)).log_softmax(-1)
     if weight is not None: weight = weight.to(logp)
@@ -48,8 +50,10 @@ def table_loss(
 
 # %% ../nbs/01_losses.ipynb #b5c84727
 def _reduce(per_example, target, logits, ignore_index, reduction):
-    "Mean over the examples that count (0 if there are none), sum, or none, in the dtype of the scores"
-    if reduction == 'mean' and target.ndim == logits.ndim: out = per_example.sum() / max(per_example.numel(), 1)
+    ("Mean over the examples that count (0 if there are none), sum, or none, "
+        "in the dtype of the scores")
+    if reduction == 'mean' and target.ndim == logits.ndim:
+        out = per_example.sum() / max(per_example.numel(), 1)
     elif reduction == 'mean': out = per_example.sum() / (target != ignore_index).sum().clamp(min=1)
     elif reduction == 'sum': out = per_example.sum()
     elif reduction == 'none': out = per_example
@@ -76,22 +80,25 @@ def check_target(
 ):
     "Raise an `InputError` naming class indices out of range, or rows that are not distributions"
     m, given = logits.shape[-1], tuple(logits.shape)
-    if logits.ndim < 2: raise InputError(f'logits have shape {given}; give (n, m), one row an example')
+    if logits.ndim < 2:
+        raise InputError(f'logits have shape {given}; give (n, m), one row an example')
     if target.ndim == logits.ndim: return _check_distributions(logits, target)
     if target.shape != logits.shape[:-1]:
-        raise InputError(f'target has shape {tuple(target.shape)}; logits {given} need one class index a row')
+        raise InputError(f'target has shape {tuple(target.shape)}; '
+            f'logits {given} need one class index a row')
     if target.is_floating_point() or target.dtype == torch.bool:
         raise InputError(f'target holds {target.dtype} values; give integer class indices, '
             'or an (n, m) array of label distributions')
     if (bad := (target != ignore_index) & ((target < 0) | (target >= m))).any():
-        raise InputError(f'target holds {sorted(set(target[bad].tolist()))[:5]}, outside the classes '
-            f'0..{m - 1} (ignore_index is {ignore_index})')
+        raise InputError(f'target holds {sorted(set(target[bad].tolist()))[:5]}, '
+            f'outside the classes 0..{m - 1} (ignore_index is {ignore_index})')
 
 # %% ../nbs/01_losses.ipynb #cc242ab6
 def _class_axis(shape, given, m):
     "The axis of scores of this shape that is the classes', and the shape without it"
     if m not in shape[-1:] + shape[1:2]:
-        raise InputError(f'logits have shape {shape}; they need {m} classes, on the last axis or on axis 1')
+        raise InputError(f'logits have shape {shape}; '
+            f'they need {m} classes, on the last axis or on axis 1')
     axes = {min(1, len(shape) - 1), len(shape) - 1}
     without = {axis: shape[:axis] + shape[axis + 1:] for axis in axes if shape[axis] == m}
     fits = [axis for axis, rest in without.items() if given in (shape, rest)]
@@ -99,18 +106,23 @@ def _class_axis(shape, given, m):
         raise InputError(f'target has shape {given}; logits {shape} need one class index a row, '
             'or a label distribution of their own shape')
     if len(fits) > 1:
-        raise InputError(f'logits {shape} may have their {m} classes on axis 1 or on the last; give rows, '
-            'logits.movedim(1, -1).flatten(0, -2) or logits.flatten(0, -2), and labels to match')
+        raise InputError(f'logits {shape} may have their {m} classes on axis 1 or on the last; '
+            'give rows, logits.movedim(1, -1).flatten(0, -2) or logits.flatten(0, -2), '
+            'and labels to match')
     return fits[0], without[fits[0]]
 
 def score_rows(
-    logits, # (n, m) scores; (..., m), classes last; (n, m, d1, ...), as PyTorch has them; or (m,), one example
-    target, # Class indices of that shape without the class axis, or label distributions of that shape
+    # (n, m) scores; (..., m), classes last; (n, m, d1, ...), as PyTorch has them;
+    # or (m,), one example
+    logits,
+    # Class indices of that shape without the class axis, or label distributions of that shape
+    target,
     num_classes # m
 ): # (n, m) scores; (n,) class indices or (n, m) distributions; the shape without the class axis
     "Scores of any layout as rows, one for each label; the class axis is the one that fits"
     shape, given, m = tuple(logits.shape), tuple(target.shape), num_classes
-    if len(shape) == 2 and shape[1] == m and given in (shape, shape[:1]): return logits, target, shape[:1]
+    if len(shape) == 2 and shape[1] == m and given in (shape, shape[:1]):
+        return logits, target, shape[:1]
     axis, rest = _class_axis(shape, given, m)
     soft = len(given) == len(shape)
     labels = target.movedim(axis, -1).reshape(-1, m) if soft else target.reshape(-1)
@@ -118,7 +130,8 @@ def score_rows(
 
 # %% ../nbs/01_losses.ipynb #17d5123a
 def _evaluate(loss, logits, target, num_classes, ignore_index=-100, reduction='mean'):
-    "`loss`, a function of (n, m) scores and labels, on scores of any layout; labels checked, losses reduced"
+    ("`loss`, a function of (n, m) scores and labels, on scores of any layout; "
+        "labels checked, losses reduced")
     scores, labels, shape = score_rows(logits, target, num_classes)
     check_target(scores, labels, ignore_index)
     out = _reduce(loss(scores, labels), labels, scores, ignore_index, reduction)
@@ -139,13 +152,16 @@ def as_gain(
 ): # (m, m) floating-point tensor
     "A gain as a tensor, or an error that says what is wrong with it"
     kind = type(gain).__name__
-    if hasattr(gain, 'gain'): raise InputError(f'gain is a {kind}; give its matrix, as in SaddlePoint(problem).gain')
+    if hasattr(gain, 'gain'):
+        raise InputError(f'gain is a {kind}; give its matrix, as in SaddlePoint(problem).gain')
     if hasattr(gain, 'columns'): _check_frame(gain)
     try: gain = torch.as_tensor(_values(gain), device=device)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f'gain is a {kind} that is no table of numbers; give an (m, m) array') from None
+        raise InputError(f'gain is a {kind} that is no table of numbers; '
+            'give an (m, m) array') from None
     shape = tuple(gain.shape)
-    if len(shape) != 2 or shape[0] != shape[1]: raise InputError(f'gain has shape {shape}; it must be square')
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise InputError(f'gain has shape {shape}; it must be square')
     if not gain.isfinite().all(): raise InputError('gain holds values that are not finite')
     return gain if gain.is_floating_point() else gain.double()
 
@@ -161,7 +177,8 @@ def reweighted_loss(
     ignore_index=-100, # A class index that counts for nothing
     reduction='mean' # 'mean' (over the examples that count), 'sum' or 'none'
 ): # scalar, or (n,) with reduction='none'
-    "Cross-entropy weighted by the gain (eq. 5 and 6), for a gain with rows raised to be non-negative"
+    ("Cross-entropy weighted by the gain (eq. 5 and 6), "
+        "for a gain with rows raised to be non-negative")
     weight = nonnegative_gain(as_gain(gain, logits.device))
     each = lambda s, y: table_loss(s, y, torch.zeros_like(weight[0]), weight, ignore_index)
     return _evaluate(each, logits, target, len(weight), ignore_index, reduction)
@@ -177,7 +194,8 @@ def _positive_diagonal(gain, check=True):
     return diag.log()
 
 def logit_adjusted_loss(
-    logits, # (n, m) scores, or another layout of `score_rows`; predict with their argmax, unadjusted
+    # (n, m) scores, or another layout of `score_rows`; predict with their argmax, unadjusted
+    logits,
     target, # (n,) class indices or (n, m) label distributions
     gain, # (m, m) gain matrix, of which the diagonal counts, positive
     ignore_index=-100, # A class index that counts for nothing
@@ -217,14 +235,16 @@ def is_diagonal(gain): # (..., m, m)
     return bool(gain.count_nonzero() == gain.diagonal(dim1=-2, dim2=-1).count_nonzero())
 
 def hybrid_loss(
-    logits, # (n, m) scores, or another layout of `score_rows`; predict with their argmax, unadjusted
+    # (n, m) scores, or another layout of `score_rows`; predict with their argmax, unadjusted
+    logits,
     target, # (n,) class indices or (n, m) label distributions
     gain, # (m, m) gain matrix
     diag=None, # (m,) the positive diagonal D; that of the gain unless given (variant B)
     ignore_index=-100, # A class index that counts for nothing
     reduction='mean' # 'mean' (over the examples that count), 'sum' or 'none'
 ): # scalar, or (n,) with reduction='none'
-    "Outer weights G / D on the log-softmax of scores less log D (eq. 9); calibrated for any positive D (Prop. 4)"
+    ("Outer weights G / D on the log-softmax of scores less log D (eq. 9); "
+        "calibrated for any positive D (Prop. 4)")
     tables = factor_gain(as_gain(gain, logits.device), diag)
     each = lambda s, y: table_loss(s, y, *tables, ignore_index)
     return _evaluate(each, logits, target, len(tables[0]), ignore_index, reduction)
@@ -240,8 +260,8 @@ def split_gain(
     rebuilt = torch.diag_embed(alpha) + beta.unsqueeze(-2)
     if not check: return alpha, beta
     if not torch.allclose(gain, rebuilt, rtol=1e-5, atol=1e-6 * float(gain.abs().max())):
-        raise InputError('gain is not a diagonal plus equal rows, as the softmax-shifted loss needs; '
-            'use the hybrid loss')
+        raise InputError('gain is not a diagonal plus equal rows, '
+            'as the softmax-shifted loss needs; use the hybrid loss')
     if not (alpha > 0).all():
         at = int((~(alpha > 0)).nonzero()[0, -1])
         raise InputError(f'gain of class {at} earns no more when right than when wrong')
@@ -285,7 +305,8 @@ def shifted_table_loss(
     target, # (..., n) class indices, or (..., n, m) label distributions
     tables, # What `shift_tables` returns
     ignore_index=-100, # A class index that counts for nothing
-    eps=1e-3, # The logarithm is continued as a straight line below this, where its argument can be negative
+    # The logarithm is continued as a straight line below this, where its argument can be negative
+    eps=1e-3,
     penalty=1.5 # K, the weight of the penalty for a negative argument
 ): # (..., n) loss of each example
     "The family of softmax-shifted losses (eq. 10 and Appendix D), defined for all scores"
@@ -294,23 +315,27 @@ def shifted_table_loss(
     log, inside = _log_inside((scores - log_alpha).log_softmax(-1), shift, C, eps)
     if target.ndim == logits.ndim: soft, counted = target.to(scores), None
     else:
-        counted, classes = target != ignore_index, torch.arange(logits.shape[-1], device=logits.device)
+        counted, classes = (target != ignore_index,
+            torch.arange(logits.shape[-1], device=logits.device))
         soft = (target.where(counted, 0).unsqueeze(-1) == classes).to(scores)
     each = -((soft + kappa) * log).sum(-1) + penalty * (-inside).clamp(min=0).sum(-1)
     return each if counted is None else each.where(counted, 0)
 
 # %% ../nbs/01_losses.ipynb #14e2aaa9
 def softmax_shifted_loss(
-    logits, # (n, m) scores, or another layout of `score_rows`; predict with their argmax, unadjusted
+    # (n, m) scores, or another layout of `score_rows`; predict with their argmax, unadjusted
+    logits,
     target, # (n,) class indices or (n, m) label distributions
     gain, # (m, m) gain matrix, a diagonal plus equal rows
-    kappa=None, # (m,) outer weights: None for sms (eq. 10), 0 for sms*, others sms-dagger (Appendix D)
+    # (m,) outer weights: None for sms (eq. 10), 0 for sms*, others sms-dagger (Appendix D)
+    kappa=None,
     constant=None, # C; the value that calibrates unless given
     ignore_index=-100, # A class index that counts for nothing
     reduction='mean', # 'mean' (over the examples that count), 'sum' or 'none'
     eps=1e-3, penalty=1.5 # See `shifted_table_loss`
 ): # scalar, or (n,) with reduction='none'
-    "Softmax-shifted losses; with kappa None calibrated (Prop. 5), with other kappa where p + kappa >= shift"
+    ("Softmax-shifted losses; with kappa None calibrated (Prop. 5), "
+        "with other kappa where p + kappa >= shift")
     tables = shift_tables(as_gain(gain, logits.device), kappa, constant)
     loss = lambda s, y: shifted_table_loss(s, y, tables, ignore_index, eps, penalty)
     return _evaluate(loss, logits, target, len(tables[0]), ignore_index, reduction)
@@ -319,13 +344,16 @@ def softmax_shifted_loss(
 def _linear_kind(gain, kind, diag, check):
     "The kind that 'auto' stands for, or an error if a kind does not fit the gain"
     known = 'auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b'
-    if kind not in known: raise InputError(f"loss '{kind}' has no such tables; use one of {', '.join(known)}")
-    if kind == 'auto': kind = 'logit-adjusted' if check and diag is None and is_diagonal(gain) else 'hybrid-b'
+    if kind not in known:
+        raise InputError(f"loss '{kind}' has no such tables; use one of {', '.join(known)}")
+    if kind == 'auto':
+        kind = 'logit-adjusted' if check and diag is None and is_diagonal(gain) else 'hybrid-b'
     own = not kind.startswith('hybrid')
-    if own and diag is not None: raise InputError(f"diag is for the hybrid losses; '{kind}' has its own")
+    if own and diag is not None:
+        raise InputError(f"diag is for the hybrid losses; '{kind}' has its own")
     if kind == 'logit-adjusted' and check and not is_diagonal(gain):
-        raise InputError("kind 'logit-adjusted' ignores entries off the diagonal, and this gain has some; "
-            "use 'hybrid-b'")
+        raise InputError("kind 'logit-adjusted' ignores entries off the diagonal, "
+            "and this gain has some; use 'hybrid-b'")
     return kind
 
 # %% ../nbs/01_losses.ipynb #37a9b96d
@@ -335,13 +363,16 @@ def loss_tables(
     priors=None, # (m,) training priors, for 'hybrid-a'
     diag=None, # (m,) a D of one's own, for the hybrids
     strength=1., # Power to which D is raised
-    check=True # Look whether the gain fits the kind? Without, 'auto' is 'hybrid-b', and nothing waits for a GPU
+    # Look whether the gain fits the kind?
+    # Without, 'auto' is 'hybrid-b', and nothing waits for a GPU
+    check=True
 ): # log D (m,), and M (m, m) or None for the identity
     "What `table_loss` needs for a gain and a kind; outer weights have a mean row sum of 1"
     kind = _linear_kind(gain, kind, diag, check)
     if kind == 'logit-adjusted' and strength == 1: return _positive_diagonal(gain, check), None
     if kind == 'hybrid-a' and diag is None:
-        if priors is None: raise InputError("kind 'hybrid-a' needs priors=, the training class priors")
+        if priors is None:
+            raise InputError("kind 'hybrid-a' needs priors=, the training class priors")
         diag = 1 / _per_class(check_priors(priors) if check else priors, gain, 'priors')
     if kind == 're-weighted': diag = torch.ones_like(gain[0])
     log_diag, weight = factor_gain(gain, diag, check)
@@ -356,12 +387,16 @@ def loss_tables(
 @dataclasses.dataclass(frozen=True)
 class Kind:
     "A loss by name"
-    tables: object # Function of an (m, m) gain and `priors`, `diag`, `strength`, `gamma`, `check`: a tuple of tensors
-    per_example: object # Function of (..., n, m) scores, targets, these tables and `ignore_index`: (..., n) losses
+    # Function of an (m, m) gain and `priors`, `diag`, `strength`, `gamma`, `check`:
+    # a tuple of tensors
+    tables: object
+    # Function of (..., n, m) scores, targets, these tables and `ignore_index`: (..., n) losses
+    per_example: object
     needs: tuple = () # 'priors', 'teacher'
 
 # %% ../nbs/01_losses.ipynb #7e0e2ad9
-def _shifted(scores, target, *tables, ignore_index=-100): return shifted_table_loss(scores, target, tables, ignore_index)
+def _shifted(scores, target, *tables, ignore_index=-100):
+    return shifted_table_loss(scores, target, tables, ignore_index)
 
 def _linear(kind):
     "A kind whose tables are those of `loss_tables`"
@@ -370,8 +405,10 @@ def _linear(kind):
         return (log_diag,) if weight is None else (log_diag, weight)
     return Kind(tables, table_loss, ('priors',) * (kind == 'hybrid-a'))
 
-KINDS = {kind: _linear(kind) for kind in ('auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b')}
-KINDS['softmax-shifted'] = Kind(lambda gain, check=True, **_: shift_tables(gain, check=check), _shifted)
+KINDS = {kind: _linear(kind)
+    for kind in ('auto', 're-weighted', 'logit-adjusted', 'hybrid-a', 'hybrid-b')}
+KINDS['softmax-shifted'] = Kind(
+    lambda gain, check=True, **_: shift_tables(gain, check=check), _shifted)
 # Plain training: the gain counts for nothing
 KINDS['cross-entropy'] = Kind(lambda gain, **_: (torch.zeros_like(gain[0]),), table_loss)
 
@@ -385,12 +422,15 @@ def pairwise_diagonal(
     gain, # (m, m)
     check=True # Look whether a right answer earns the most?
 ): # (m,) log of the diagonal gain
-    "The diagonal gain whose boundary between any two classes is nearest to that of a gain, in least squares of the log odds"
+    ("The diagonal gain whose boundary between any two classes is nearest to that of a gain, "
+        "in least squares of the log odds")
     lead = gain.diagonal()[:, None] - gain
-    lead = lead.fill_diagonal_(1.) if check else lead + torch.eye(len(gain), dtype=gain.dtype, device=gain.device)
+    lead = (lead.fill_diagonal_(1.) if check
+        else lead + torch.eye(len(gain), dtype=gain.dtype, device=gain.device))
     if check and not (lead > 0).all():
         i, j = (~(lead > 0)).nonzero()[0].tolist()
-        raise InputError(f"for class {i} the answer {j} earns no less than the right one; kind 'pairwise' needs right answers to earn the most")
+        raise InputError(f'for class {i} the answer {j} earns no less than the right one; '
+            "kind 'pairwise' needs right answers to earn the most")
     odds = lead.clamp(min=1e-12).log()
     return (odds - odds.mT).mean(-1)
 
@@ -401,7 +441,9 @@ KINDS['pairwise'] = Kind(_pairwise, table_loss)
 def _check_gain(gain, m=None):
     "A gain as a float64 CPU tensor, or an error"
     gain = as_gain(gain).detach().double().cpu()
-    if m and len(gain) != m: raise InputError(f'gain has shape {tuple(gain.shape)}; this loss was made for {m} classes')
+    if m and len(gain) != m:
+        raise InputError(f'gain has shape {tuple(gain.shape)}; '
+            f'this loss was made for {m} classes')
     return gain
 
 # %% ../nbs/01_losses.ipynb #bcd2cdf7
@@ -421,7 +463,8 @@ class CostSensitiveLoss(nn.Module):
     ):
         super().__init__()
         needs = kind_of(kind).needs
-        if 'teacher' in needs: raise InputError(f"loss '{kind}' learns from a teacher's labels; use DistilledLoss")
+        if 'teacher' in needs:
+            raise InputError(f"loss '{kind}' learns from a teacher's labels; use DistilledLoss")
         if reduction not in _REDUCTIONS:
             raise InputError(f"unknown reduction '{reduction}'; "
                 "use 'mean', 'sum' or 'none'")
@@ -442,7 +485,8 @@ def set_gain(self:CostSensitiveLoss, gain): # (m, m)
     "Use this gain from now on"
     gain, m = _check_gain(gain, len(self.gain)), len(self.gain)
     linear = self._kind.per_example is table_loss
-    self._exact = self._kind.tables(gain, priors=self.priors, diag=self.diag, strength=self.strength)
+    self._exact = self._kind.tables(gain,
+        priors=self.priors, diag=self.diag, strength=self.strength)
     self._structure = None
     if linear and len(self._exact) == 1: self._structure = torch.ones_like(gain[0]), None, None
     elif linear and m >= 256: self._structure = low_rank_weight(gain, *self._exact)
@@ -452,7 +496,8 @@ def set_gain(self:CostSensitiveLoss, gain): # (m, m)
 @patch
 def _use(self:CostSensitiveLoss, device, dtype):
     "Tables as scores of this device and dtype need them"
-    convert = lambda tables: tables and tuple(None if t is None else t.to(device, dtype) for t in tables)
+    convert = lambda tables: tables and tuple(None if t is None else t.to(device, dtype)
+        for t in tables)
     self._tables, self._dtype = convert(self._exact), dtype
     self._fast = Fast(*self._tables, parts=convert(self._structure)) if self._quick else None
     self.log_diag, self.weight = self._tables[0], self._fast and self._fast.weight
@@ -466,14 +511,16 @@ def _in_range(logits, target):
 
 def _any_loss(loss, logits, target):
     "The loss of a module, the long way"
-    compiling, dtype = torch.compiler.is_compiling(), torch.float32 if logits.dtype in HALF else logits.dtype
+    compiling, dtype = (torch.compiler.is_compiling(),
+        torch.float32 if logits.dtype in HALF else logits.dtype)
     if loss._dtype != dtype or loss.log_diag.device != logits.device:
         loss._use(logits.device, dtype)
         if not compiling: return loss.forward(logits, target)
     rows, labels, shape = score_rows(logits, target, len(loss.gain))
     quick = loss._quick and not compiling and rows.dtype == dtype and (rows.is_cpu or rows.is_cuda)
     quick = quick and not torch.is_autocast_enabled(rows.device.type)
-    if quick and rows.is_cuda and loss.check and labels.dtype == torch.int64 and _in_range(rows, labels):
+    if (quick and rows.is_cuda and loss.check
+        and labels.dtype == torch.int64 and _in_range(rows, labels)):
         return loss._fast.hard(rows, labels)
     if loss.check and not compiling: check_target(rows, labels, loss.ignore_index)
     soft = quick and labels.dtype == dtype and not labels.requires_grad and len(labels)
@@ -493,7 +540,8 @@ def forward(self:CostSensitiveLoss,
         and logits.shape[1:] == self.log_diag.shape)
     if plain and self._quick and not torch.compiler.is_compiling():
         try:
-            if self.weight is None and 0 < logits.numel() < LARGE: return cross_entropy(logits - self.log_diag, target)
+            if self.weight is None and 0 < logits.numel() < LARGE:
+                return cross_entropy(logits - self.log_diag, target)
             if not torch.is_autocast_enabled('cpu'): return self._fast.hard(logits, target)
         except (IndexError, RuntimeError, ValueError): pass
     return _any_loss(self, logits, target)
@@ -520,7 +568,8 @@ def _tell_missing(loss, state, strict):
 
 @patch
 def load_state_dict(self:CostSensitiveLoss, state_dict, strict=True, assign=False):
-    "As `nn.Module.load_state_dict`; a gain that is missing, or for other classes, is named in a line"
+    ("As `nn.Module.load_state_dict`; a gain that is missing, or for other classes, "
+        "is named in a line")
     _tell_missing(self, state_dict, strict)
     return super(CostSensitiveLoss, self).load_state_dict(state_dict, strict, assign)
 

@@ -20,7 +20,8 @@ def update_multipliers(
     floor=1e-6, # Smallest multiplier on the simplex
     max_multiplier=10. # Largest multiplier of a constraint
 ): # (..., k)
-    "Exponentiated gradient on the simplex (Algorithm 1), projected gradient for constraints (Algorithm 2)"
+    ("Exponentiated gradient on the simplex (Algorithm 1), "
+        "projected gradient for constraints (Algorithm 2)")
     known = ~violations.isnan()
     step = step_size * violations.where(known, 0)
     if domain == 'nonnegative': return (multipliers + step).clamp(0, max_multiplier)
@@ -31,7 +32,8 @@ def update_multipliers(
     new = (log + scale).exp().clamp(min=floor).where(known, 0)
     return (new * share / new.sum(-1, keepdim=True)).where(known, multipliers)
 
-def _moving_average(old, new, share): # Values so far, nan where unknown; values measured; weight of the new ones
+def _moving_average(old, new, share):
+    # Values so far, nan where unknown; values measured; weight of the new ones
     return (old + share * (new - old)).where(~old.isnan(), new).where(~new.isnan(), old)
 
 # %% ../nbs/02_reductions.ipynb #df2ef942
@@ -39,23 +41,29 @@ def for_parts(steps, problem): # A step size for each part of its multipliers
     "What to give to `move`: the list, or one number where there is one part and it is no average"
     return steps[0] if len(steps) == 1 and problem.domain != 'average' else steps
 
-NEWEST = .1 # Weight of the newest values in an average, at most, unless asked for by a list: an average of about ten updates
+NEWEST = .1 # Weight of the newest values in an average, at most, unless asked for by a list:
+# an average of about ten updates
 
 @patch
 def move(self:Problem, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
-    "Where one step takes the multipliers of this problem; parameters as for `update_multipliers`, or a list with a step size for each part"
+    ("Where one step takes the multipliers of this problem; parameters as for "
+        "`update_multipliers`, or a list with a step size for each part")
     steps = step_size
-    if not isinstance(steps, list): steps = [min(step_size, NEWEST) if domain == 'average' else step_size for domain, _ in self.parts]
+    if not isinstance(steps, list):
+        steps = [min(step_size, NEWEST) if domain == 'average' else step_size
+            for domain, _ in self.parts]
     if len(steps) != len(self.parts):
-        raise InputError(f'{len(steps)} step sizes for {len(self.parts)} parts of the multipliers; give one for each')
-    new = [update_multipliers(multipliers[..., part], violations[..., part], step, domain, floor, max_multiplier)
-        for (domain, part), step in zip(self.parts, steps)]
+        raise InputError(f'{len(steps)} step sizes for {len(self.parts)} parts '
+            'of the multipliers; give one for each')
+    new = [update_multipliers(multipliers[..., part], violations[..., part], step, domain,
+        floor, max_multiplier) for (domain, part), step in zip(self.parts, steps)]
     return new[0] if len(new) == 1 else torch.cat(new, -1)
 
 # %% ../nbs/02_reductions.ipynb #f04ddc29
 @patch
 def prices(self:Problem, multipliers): # (..., k)
-    "What a unit of each value counts in the gain, (..., k): the multipliers, unless the goal is a function of C (chapter 02b)"
+    ("What a unit of each value counts in the gain, (..., k): the multipliers, "
+        "unless the goal is a function of C (chapter 02b)")
     return multipliers
 
 # %% ../nbs/02_reductions.ipynb #9ef8f471
@@ -66,7 +74,8 @@ def example(self:Problem):
 
 @patch
 def outcomes(self:Problem, values): # (..., k), as `evaluate` finds them: bounds less violations
-    "What a report shows of each class or constraint, (..., n): the values, unless the goal is about other numbers"
+    ("What a report shows of each class or constraint, (..., n): the values, "
+        "unless the goal is about other numbers")
     return values
 
 @patch
@@ -83,7 +92,8 @@ def lambda_step(
     first=False, # Is it the first one? Then constraints nobody can judge start neutral
     **limits # floor and max_multiplier, see `update_multipliers`
 ): # dict of multipliers, objective and violations; new multipliers (k,)
-    "One step of Algorithm 1 or 2: what the classifier achieves, and what shortcomings will cost from now on"
+    ("One step of Algorithm 1 or 2: what the classifier achieves, "
+        "and what shortcomings will cost from now on")
     objective, violations = measured
     neutral = problem.neutral(multipliers, ~violations.isnan())
     start = neutral.where(torch.as_tensor(first, device=multipliers.device), multipliers)
@@ -103,7 +113,8 @@ def _check_settings(problem, step_size, floor, max_multiplier, tolerance):
 
 # %% ../nbs/02_reductions.ipynb #63d7c0e0
 class SaddlePoint:
-    "Multipliers of a problem, moved by the confusion matrices of the classifier in training (Algorithms 1 and 2)"
+    ("Multipliers of a problem, moved by the confusion matrices of the classifier in training "
+        "(Algorithms 1 and 2)")
     def __init__(self,
         problem, # A `Problem`
         step_size=0.1, # omega, see `update_multipliers`
@@ -120,8 +131,11 @@ class SaddlePoint:
     @property
     def gain(self): return self.problem.gain(self.multipliers)
 
-    def update(self, C): # (m, m) confusion of the current classifier on held-out data -> (m, m) gain
-        "Move the multipliers, remember this classifier's objective and violations, return the next gain"
+    def update(self,
+        C # (m, m) confusion of the current classifier on held-out data -> (m, m) gain
+    ):
+        ("Move the multipliers, remember this classifier's objective and violations, "
+            "return the next gain")
         self._move(*self.problem.evaluate(C))
         return self.gain
 
@@ -129,25 +143,29 @@ class SaddlePoint:
 @patch
 def _move(self:SaddlePoint, *measured): # Objective and violations of the current classifier
     first, limits = not self.history, dict(floor=self.floor, max_multiplier=self.max_multiplier)
-    row, self.multipliers = lambda_step(self.problem, self.multipliers, measured, self.step_size, first, **limits)
+    row, self.multipliers = lambda_step(self.problem, self.multipliers, measured,
+        self.step_size, first, **limits)
     if (unknown := row['violations'].isnan()).any():
         names = ', '.join(self.problem.names[i] for i in unknown.nonzero().flatten())
         what = 'its multiplier starts without a boost' if first else 'its multiplier stays as it is'
         warnings.warn(f'no examples of {names} in this confusion matrix; {what}', stacklevel=3)
     self.history.append(row)
     rank = self._rank(-1)
-    if self.best is None or rank > self._best_rank: self.best, self._best_rank = len(self.history) - 1, rank
+    if self.best is None or rank > self._best_rank:
+        self.best, self._best_rank = len(self.history) - 1, rank
 
 # %% ../nbs/02_reductions.ipynb #52156cfc
 @patch
-def _met(self:SaddlePoint, i): return self.problem.met(self.history[i]['violations'], self.tolerance)
+def _met(self:SaddlePoint, i):
+    return self.problem.met(self.history[i]['violations'], self.tolerance)
 
 @patch
 def _rank(self:SaddlePoint, i):
     "Feasible before what may be, before infeasible; then by objective, or by violation"
     objective, violations = self.history[i]['objective'].item(), self.history[i]['violations']
     met, known = self._met(i), ~violations.isnan()
-    if (known & ~met).any(): return 0, -violations.where(known & self.problem.demanded, -math.inf).max().item()
+    if (known & ~met).any():
+        return 0, -violations.where(known & self.problem.demanded, -math.inf).max().item()
     return 1 + met.all().item(), -math.inf if math.isnan(objective) else objective
 
 @patch
@@ -161,21 +179,26 @@ def choose_best(self:SaddlePoint):
 def improved(self:SaddlePoint): return self.best is not None and self.best == len(self.history) - 1
 
 @patch(as_prop=True)
-def feasible(self:SaddlePoint): # Every constraint known and met by the best classifier; the simplex demands nothing
+def feasible(
+    self:SaddlePoint
+): # Every constraint known and met by the best classifier; the simplex demands nothing
     return self.best is not None and (not self.problem.demands or self._met(self.best).all().item())
 
 @patch(as_prop=True)
 def at_bound(self:SaddlePoint):
-    return [n for n, x, priced in zip(self.problem.names, self.multipliers, self.problem.demanded) if priced and x >= self.max_multiplier]
+    return [n for n, x, priced in zip(self.problem.names, self.multipliers, self.problem.demanded)
+        if priced and x >= self.max_multiplier]
 
 # %% ../nbs/02_reductions.ipynb #47c0ebc8
 def _draw_band(ax, y, label, points=250):
-    "A line; of more values than one can tell apart, the mean of neighbours and their extremes as a band"
+    ("A line; of more values than one can tell apart, "
+        "the mean of neighbours and their extremes as a band")
     pieces = y.split(-(-len(y) // points))
     x = torch.tensor([len(piece) for piece in pieces]).cumsum(0) - len(pieces[0])
     line, = ax.plot(x, [piece.nanmean() for piece in pieces], lw=1, label=label)
     if len(pieces) == len(y): return
-    low, high = [torch.stack([getattr(piece, side)() for piece in pieces]) for side in ('min', 'max')]
+    low, high = [torch.stack([getattr(piece, side)() for piece in pieces])
+        for side in ('min', 'max')]
     ax.fill_between(x, low, high, color=line.get_color(), alpha=.3, lw=0)
 
 def plot_history(
@@ -184,10 +207,12 @@ def plot_history(
     axs=None, # Two matplotlib axes; new ones unless given
     values='value' # What the constraints are about, for the axis
 ):
-    "Multipliers, and each constraint's value less its bound (on the simplex: the values), over the updates"
+    ("Multipliers, and each constraint's value less its bound (on the simplex: the values), "
+        "over the updates")
     import matplotlib.pyplot as plt
     if not reduction.history: raise InputError('nothing to plot; no update has been made')
-    multipliers, violations = [torch.stack([h[k] for h in reduction.history]) for k in ('multipliers', 'violations')]
+    multipliers, violations = [torch.stack([h[k] for h in reduction.history])
+        for k in ('multipliers', 'violations')]
     prices, demands = reduction.problem.prices(multipliers), reduction.problem.demands
     if axs is None: axs = plt.subplots(1, 2, figsize=(8, 2.6), layout='constrained')[1]
     for i, name in enumerate(reduction.problem.names):
@@ -201,12 +226,14 @@ def plot_history(
 # %% ../nbs/02_reductions.ipynb #1e85090c
 @patch
 def average(self:SaddlePoint, start=0): # First iterate to count
-    "Expected objective and violations of the stochastic classifier that draws one of the iterates at random"
+    ("Expected objective and violations of the stochastic classifier "
+        "that draws one of the iterates at random")
     rows = self.history[start:]
     if not rows: raise InputError(f'no iterates from {start} on; {len(self.history)} are recorded')
     violations = torch.stack([h['violations'] for h in rows]).nanmean(0)
     objective = torch.stack([h['objective'] for h in rows]).mean()
-    return dict(objective=self.problem._overall(objective, self.problem.b - violations).item(), violations=violations)
+    return dict(objective=self.problem._overall(objective, self.problem.b - violations).item(),
+        violations=violations)
 
 # %% ../nbs/02_reductions.ipynb #68879426
 class StochasticClassifier:
@@ -220,7 +247,8 @@ class StochasticClassifier:
         self.members, self.seed = list(members), seed
         w = torch.ones(len(self.members)) if weights is None else torch.as_tensor(weights)
         if len(w) != len(self.members) or not (w >= 0).all() or not w.sum() > 0:
-            raise InputError(f'{len(w)} weights for {len(self.members)} members; each must be non-negative')
+            raise InputError(f'{len(w)} weights for {len(self.members)} members; '
+                'each must be non-negative')
         self.weights = w.double() / w.sum()
 
     def __call__(self, x): # (n, ...) examples -> (n,) class indices
@@ -240,7 +268,9 @@ def draw(self:StochasticClassifier, x): # (n, ...) examples -> (n,) member of ea
     return torch.searchsorted(ends, bits / 2**48, right=True).clamp(max=len(self.members) - 1)
 
 @patch
-def confusion(self:StochasticClassifier, x, target, num_classes): # (n, ...), (n,), m -> (m, m) float64
+def confusion(self:StochasticClassifier,
+    x, target, num_classes # (n, ...), (n,), m -> (m, m) float64
+):
     "Expected confusion matrix: the members' own, averaged"
     each = [confusion_matrix(target, h(x).cpu(), num_classes).cpu() for h in self.members]
     return sum(w * C for w, C in zip(self.weights, each))
@@ -248,14 +278,18 @@ def confusion(self:StochasticClassifier, x, target, num_classes): # (n, ...), (n
 # %% ../nbs/02_reductions.ipynb #1821140f
 @patch
 def tangents(self:Problem, values): # (k,) of a classifier or a mixture
-    "Linear functions of objective and values, the smallest of which is the objective there: offsets (r,), weights (r, 1 + k)"
+    ("Linear functions of objective and values, the smallest of which is the objective there: "
+        "offsets (r,), weights (r, 1 + k)")
     simplex, pad = self.domain == 'simplex', torch.nn.functional.pad
     weights = pad(torch.eye(self.k), (1, 0)) if simplex else pad(torch.ones(1, 1), (0, self.k))
     return values.new_zeros(len(weights)), weights.to(values)
 
 def _hull(problem, history, tolerance): # As for `best_mixture`
-    "Objective and values of each iterate (T, 1 + k), those of constraints less what they must be at least (T, c), and which of the values are known (k,)"
-    objectives, violations = [torch.stack([h[name] for h in history]) for name in ('objective', 'violations')]
+    ("Objective and values of each iterate (T, 1 + k), "
+        "those of constraints less what they must be at least (T, c), "
+        "and which of the values are known (k,)")
+    objectives, violations = [torch.stack([h[name] for h in history])
+        for name in ('objective', 'violations')]
     known = ~violations.isnan().any(0)
     spare = (problem.slack(tolerance) - violations)[:, problem.demanded & known]
     points = torch.cat([objectives[:, None], problem.b - violations], 1).nan_to_num()
@@ -263,20 +297,24 @@ def _hull(problem, history, tolerance): # As for `best_mixture`
 
 # %% ../nbs/02_reductions.ipynb #7ec1adf8
 def _program(offsets, weights, points, spare): # Tangents; what `_hull` returns
-    "Weights (T,) of the points whose mixture maximises the smallest tangent while nothing is missed on average, and that tangent; None if there are none"
+    ("Weights (T,) of the points whose mixture maximises the smallest tangent "
+        "while nothing is missed on average, and that tangent; None if there are none")
     from scipy.optimize import linprog
     T = len(points)
     below = np.hstack([-weights @ points.T, np.ones((len(weights), 1))])
     met = np.hstack([-spare.T, np.zeros((spare.shape[1], 1))])
-    answer = linprog(np.append(np.zeros(T), -1.), A_ub=np.vstack([below, met]), b_ub=np.append(offsets, np.zeros(len(met))),
-        A_eq=np.append(np.ones(T), 0.)[None], b_eq=[1.], bounds=[(0, None)] * T + [(None, None)], method='highs-ds')
+    answer = linprog(np.append(np.zeros(T), -1.),
+        A_ub=np.vstack([below, met]), b_ub=np.append(offsets, np.zeros(len(met))),
+        A_eq=np.append(np.ones(T), 0.)[None], b_eq=[1.],
+        bounds=[(0, None)] * T + [(None, None)], method='highs-ds')
     return (answer.x[:-1].clip(0), answer.x[-1]) if answer.status == 0 else (None, None)
 
 def _fewest(weights, points):
     "Weights of the same mixture, at most one more of them above zero than a point has numbers"
     from scipy.optimize import linprog
     A = np.vstack([points.T, np.ones(len(points))])
-    answer = linprog(np.zeros(len(points)), A_eq=A, b_eq=A @ weights, bounds=(0, None), method='highs-ds')
+    answer = linprog(np.zeros(len(points)), A_eq=A, b_eq=A @ weights,
+        bounds=(0, None), method='highs-ds')
     return answer.x.clip(0) if answer.status == 0 else weights
 
 # %% ../nbs/02_reductions.ipynb #16164350
@@ -284,7 +322,8 @@ def best_mixture(
     reduction, # A `SaddlePoint` with a history
     rounds=100 # Tangents at most, of a curved goal
 ): # (T,) weights of the iterates
-    "The mixture of the iterates with the best objective among those that meet every constraint on average; the best iterate if none does"
+    ("The mixture of the iterates with the best objective among those that meet every "
+        "constraint on average; the best iterate if none does")
     problem, history = reduction.problem, reduction.history
     if not history: raise InputError('nothing to mix; no update has been made')
     points, spare, known = _hull(problem, history, reduction.tolerance)
@@ -297,7 +336,8 @@ def best_mixture(
         tangents = [*tangents * problem.concave, problem.tangents(values(w))]
         new, bound = _program(*[torch.cat(t).numpy() for t in zip(*tangents)], points, spare)
         if new is None: break
-        if not problem.concave and met(w): new = max([w + share * (new - w) for share in np.linspace(.01, 1, 100)], key=worth)
+        if not problem.concave and met(w):
+            new = max([w + share * (new - w) for share in np.linspace(.01, 1, 100)], key=worth)
         w, gained = new, worth(new) - worth(best)
         if gained > 0 or not met(best): best = w
         if (bound - worth(best) if problem.concave else gained) < 1e-7: break
@@ -307,7 +347,9 @@ def best_mixture(
 @patch(cls_method=True)
 def from_history(cls:StochasticClassifier,
     reduction, # A `SaddlePoint` with a history
-    member, # Function from the number of an iterate to its classifier, a function from examples (n, ...) to class indices (n,)
+    # Function from the number of an iterate to its classifier,
+    # a function from examples (n, ...) to class indices (n,)
+    member,
     seed=0 # Changes which example gets which member
 ): # `StochasticClassifier` of at most k + 1 members
     "The best mixture of the classifiers that a reduction has seen, as its own sample judges them"
@@ -322,7 +364,8 @@ def state_dict(self:SaddlePoint):
     names = self.history[0] if self.history else {}
     columns = {f'history.{k}': torch.stack([h[k] for h in self.history]) for k in names}
     facts = json.dumps(_facts(self.problem)).encode()
-    return dict(multipliers=self.multipliers, best=torch.tensor(-1 if self.best is None else self.best), **columns,
+    return dict(multipliers=self.multipliers,
+        best=torch.tensor(-1 if self.best is None else self.best), **columns,
         problem=torch.tensor(list(facts), dtype=torch.uint8), probe=_probe(self.problem))
 
 @patch
@@ -338,7 +381,8 @@ def load_state_dict(self:SaddlePoint, state):
 # %% ../nbs/02_reductions.ipynb #9bf1c4a7
 def _facts(problem):
     "What a saved state says of its problem; names only if they are not the usual ones"
-    names = {} if problem.names == [f'class {i}' for i in range(problem.k)] else dict(names=problem.names)
+    names = ({} if problem.names == [f'class {i}' for i in range(problem.k)]
+        else dict(names=problem.names))
     return {'domain': problem.domain, 'number of classes': problem.m} | names
 
 def _probe(problem):
@@ -353,7 +397,8 @@ def _probe(problem):
 def _read_state(state):
     "A saved state as tensors, or an error that says what is missing from it"
     kind = type(state).__name__
-    if not hasattr(state, 'items'): raise InputError(f'saved state is a {kind}; give what state_dict returned')
+    if not hasattr(state, 'items'):
+        raise InputError(f'saved state is a {kind}; give what state_dict returned')
     columns = ['history.multipliers', 'history.objective', 'history.violations']
     needed = ['multipliers', 'best', *columns * any(k in state for k in columns)]
     if missing := [k for k in needed if k not in state]:
@@ -361,7 +406,8 @@ def _read_state(state):
     state = {k: _tensor(v, k) for k, v in state.items()}
     rows = {len(v) for k, v in state.items() if k.startswith('history.')} or {0}
     if len(rows) > 1 or not -1 <= int(state['best']) < max(rows):
-        raise InputError('saved state has columns of different lengths; part of its history is missing')
+        raise InputError('saved state has columns of different lengths; '
+            'part of its history is missing')
     return state
 
 # %% ../nbs/02_reductions.ipynb #b508a2ec

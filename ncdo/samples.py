@@ -47,7 +47,8 @@ def _counted(hits, totals, delta):
     fits = (hits >= 0) & (hits <= totals) & (hits == hits.round()) & (totals == totals.round())
     if not fits.all():
         h, n = [v[~fits][0].item() for v in torch.broadcast_tensors(hits, totals)]
-        raise InputError(f'{h:g} hits of {n:g} images cannot be; give whole numbers, hits <= totals')
+        raise InputError(f'{h:g} hits of {n:g} images cannot be; '
+            'give whole numbers, hits <= totals')
     return hits.detach().cpu(), totals.detach().cpu()
 
 def lower_bounds(
@@ -99,10 +100,10 @@ def certified_recall(
     groups=None, # (m,) group of each class: of the worst group's mean recall instead
     delta=.05 # Chance that the bound lies above the truth, at most
 ): # float; nan without images
-    """What the worst true recall of the classes with images is at least, as this sample shows with confidence 1 - delta
-
-    The images must not have had a say in the model: neither in training, nor in the choice among several models.
-    """
+    ("What the worst true recall of the classes with images is at least, "
+        "as this sample shows with confidence 1 - delta\n\n"
+        "    The images must not have had a say in the model: neither in training, "
+        "nor in the choice among several models.\n    ")
     C = _counts(counts)
     r, (hits, totals) = recall(C), _counted(C.diagonal(), C.sum(1), delta)
     if groups is not None:
@@ -128,7 +129,8 @@ def hits_needed(
     needed = int(_needed(target, images, delta))
     if needed <= images: return needed
     least = math.ceil(math.log(delta) / math.log(target))
-    raise InputError(f'{images} images cannot certify a recall of {target:g}; give at least {least} of each class')
+    raise InputError(f'{images} images cannot certify a recall of {target:g}; '
+        f'give at least {least} of each class')
 
 # %% ../nbs/02d_samples.ipynb #99e56b09
 def chance_to_certify(
@@ -141,7 +143,9 @@ def chance_to_certify(
     "Chance that the sample certifies a worst recall of at least `target`"
     return float(binom.sf(_needed(target, images, delta) - 1, images, true_recall) ** classes)
 
-def recall_needed(target, images, classes, delta=.05, chance=.9): # As for `chance_to_certify`; wanted
+def recall_needed(
+    target, images, classes, delta=.05, chance=.9 # As for `chance_to_certify`; wanted
+):
     "True recall of all classes from which on the sample certifies the target with this chance"
     k = hits_needed(target, images, delta)
     return float(beta.ppf(chance ** (1 / classes), k, images - k + 1))
@@ -153,19 +157,25 @@ def _first(fits, target): # Function of an array of numbers of images
         if not fits(np.array([end])).any(): continue
         sizes = np.arange(1 if end == 256 else end // 4, end + 1)
         return int(sizes[fits(sizes).argmax()])
-    raise InputError(f'to certify {target:g} takes more than a million images of each class; ask for less')
+    raise InputError(f'to certify {target:g} takes more than a million images of each class; '
+        'ask for less')
 
 def images_needed(
     target, # A recall
     classes, # How many there are
     true_recall, # Of each of them
     delta=.05, # As for `lower_bounds`
-    chance=.9 # That the sample certifies the target; None: it does if the worst class reads `true_recall`
+    # That the sample certifies the target; None: it does if the worst class reads `true_recall`
+    chance=.9
 ): # int, the smallest number (hits are whole, so that one image more can be a little worse)
     "How many images of each class certify that every recall is at least `target`"
     for name, value in dict(target=target, delta=delta).items(): check_value(name, value, 'inner')
     check_value('recall', true_recall, 'share')
     if true_recall <= target:
-        raise InputError(f'a recall of {true_recall:g} is not above the target {target:g}; give a higher recall, or a lower target')
-    if chance is None: return _first(lambda n: _needed(target, n, delta) <= n * true_recall + 1e-9, target)
-    return _first(lambda n: binom.sf(_needed(target, n, delta) - 1, n, true_recall) ** classes >= chance, target)
+        raise InputError(f'a recall of {true_recall:g} is not above the target {target:g}; '
+            'give a higher recall, or a lower target')
+    if chance is None:
+        return _first(lambda n: _needed(target, n, delta) <= n * true_recall + 1e-9, target)
+    return _first(
+        lambda n: binom.sf(_needed(target, n, delta) - 1, n, true_recall) ** classes >= chance,
+        target)

@@ -10,9 +10,10 @@ __all__ = ['TABLE1', 'simplex_grid', 'draw_simplex', 'risk_minimiser', 'random_g
 # %% ../nbs/02c_theory.ipynb #8ecb60e7
 import math, torch
 from functools import partial
-from .gains import (balanced_coverage_constraint, bayes_rule, coverage_constraint, precision_constraint, recall_constraint,
-    worst_case_recall)
-from .losses import _positive_diagonal, factor_gain, is_diagonal, shift_tables, shifted_table_loss, split_gain, table_loss
+from .gains import (balanced_coverage_constraint, bayes_rule, coverage_constraint,
+    precision_constraint, recall_constraint, worst_case_recall)
+from .losses import (_positive_diagonal, factor_gain, is_diagonal, shift_tables,
+    shifted_table_loss, split_gain, table_loss)
 from .reductions import SaddlePoint
 
 # %% ../nbs/02c_theory.ipynb #d0dc21c7
@@ -37,7 +38,9 @@ def draw_simplex(
     xy = p @ corners
     colours = matplotlib.colors.ListedColormap(seaborn.color_palette('colorblind', 3))
     ax.scatter(*xy.T, c=classes, cmap=colours, vmin=0, vmax=2, s=5, linewidths=0)
-    for i, (x, y) in enumerate(corners.tolist()): ax.annotate(str(i), (x, y), (9 if y else 0, -4 if y else -10), textcoords='offset points', ha='center')
+    for i, (x, y) in enumerate(corners.tolist()):
+        ax.annotate(str(i), (x, y), (9 if y else 0, -4 if y else -10),
+            textcoords='offset points', ha='center')
     ax.set(title=title, aspect='equal')
     ax.axis('off')
 
@@ -47,7 +50,8 @@ def risk_minimiser(
     probabilities, # (n, m) float64 class probabilities
     steps=100 # Newton steps at most
 ): # (n, m) scores
-    "Scores that minimise the expected loss at each p(x) separately (damped Newton, no score moves by more than 1 a step)"
+    ("Scores that minimise the expected loss at each p(x) separately "
+        "(damped Newton, no score moves by more than 1 a step)")
     p = probabilities.detach()
     s, damping = torch.zeros_like(p), torch.full((len(p), 1, 1), 10., dtype=p.dtype)
     eye = torch.eye(p.shape[1], dtype=p.dtype)
@@ -56,17 +60,21 @@ def risk_minimiser(
         value = loss(s, p)
         grad, = torch.autograd.grad(value.sum(), s, create_graph=True)
         if grad.abs().max() < 1e-9 * (1 + value.abs().max()): break
-        hessian = torch.autograd.grad(grad, s, eye.unsqueeze(1).expand(-1, *s.shape), is_grads_batched=True)[0].transpose(0, 1)
+        hessian = torch.autograd.grad(grad, s, eye.unsqueeze(1).expand(-1, *s.shape),
+            is_grads_batched=True)[0].transpose(0, 1)
         step = torch.linalg.solve(hessian + damping * eye, grad.detach().unsqueeze(-1)).squeeze(-1)
         trial = s.detach() - step / step.abs().amax(-1, keepdim=True).clamp(min=1)
         better = (loss(trial, p) <= value).detach()
         s = trial.where(better.unsqueeze(-1), s.detach())
-        damping = torch.where(better.view(-1, 1, 1), (damping / 5).clamp(min=1e-9), (damping * 7).clamp(max=1e9))
+        damping = torch.where(better.view(-1, 1, 1),
+            (damping / 5).clamp(min=1e-9), (damping * 7).clamp(max=1e9))
     return s.detach()
 
 # %% ../nbs/02c_theory.ipynb #38df5a15
-TABLE1 = {'worst-case recall': worst_case_recall, 'recall constraint': partial(recall_constraint, tau=.7),
-    'precision constraint': partial(precision_constraint, tau=.7), 'coverage constraint': coverage_constraint,
+TABLE1 = {'worst-case recall': worst_case_recall,
+    'recall constraint': partial(recall_constraint, tau=.7),
+    'precision constraint': partial(precision_constraint, tau=.7),
+    'coverage constraint': coverage_constraint,
     'balanced coverage constraint': balanced_coverage_constraint}
 
 def random_gains(
@@ -75,30 +83,39 @@ def random_gains(
     draws, # n
     seed=0 # Of the random numbers
 ): # p (n, m), priors (n, m) and gains (n, m, m), float64
-    "Random class probabilities of at least 1e-3, priors of at least 1e-2, and the gain at random multipliers"
+    ("Random class probabilities of at least 1e-3, priors of at least 1e-2, "
+        "and the gain at random multipliers")
     import numpy as np
     rng = np.random.default_rng([seed, num_classes])
     m, ones = num_classes, np.ones(num_classes)
-    p, priors = .001 + (1 - .001 * m) * rng.dirichlet(ones, draws), .01 + (1 - .01 * m) * rng.dirichlet(ones, draws)
-    multipliers = rng.dirichlet(ones, draws) + 1e-6 if problem == 'worst-case recall' else rng.exponential(.5, (draws, m))
+    p, priors = (.001 + (1 - .001 * m) * rng.dirichlet(ones, draws),
+        .01 + (1 - .01 * m) * rng.dirichlet(ones, draws))
+    multipliers = (rng.dirichlet(ones, draws) + 1e-6 if problem == 'worst-case recall'
+        else rng.exponential(.5, (draws, m)))
     gains = [TABLE1[problem](pi).gain(lam) for pi, lam in zip(priors, multipliers)]
     return torch.as_tensor(p), torch.as_tensor(priors), torch.stack(gains)
 
 # %% ../nbs/02c_theory.ipynb #2f5bf894
-def _tables(log_diag, weight=None): return lambda s, p: table_loss(s.unsqueeze(1), p.unsqueeze(1), log_diag, weight).squeeze(1)
-def _shifted(tables, **kwargs): return lambda s, p: shifted_table_loss(s.unsqueeze(1), p.unsqueeze(1), tables, **kwargs).squeeze(1)
+def _tables(log_diag, weight=None):
+    return lambda s, p: table_loss(s.unsqueeze(1), p.unsqueeze(1), log_diag, weight).squeeze(1)
+
+def _shifted(tables, **kwargs):
+    return lambda s, p: shifted_table_loss(s.unsqueeze(1), p.unsqueeze(1), tables,
+        **kwargs).squeeze(1)
 
 def _equal_rows(gain, priors):
     "The gain of row 5 with equal rows instead, the prior-weighted mean of its own: that of row 4"
     rate = (gain.shape[-1] * priors).unsqueeze(-1)
     beta = (gain * rate).roll(1, -2).diagonal(dim1=-2, dim2=-1)
-    return torch.diag_embed(gain.diagonal(dim1=-2, dim2=-1) - beta / rate.squeeze(-1)) + beta.unsqueeze(-2)
+    return (torch.diag_embed(gain.diagonal(dim1=-2, dim2=-1) - beta / rate.squeeze(-1))
+        + beta.unsqueeze(-2))
 
 # %% ../nbs/02c_theory.ipynb #8b6c557a
 def _printed_shift(gain):
     "Tables of sms* as printed, with the shift max(beta / alpha) - beta / alpha, at C = 1"
     alpha, beta = split_gain(gain)
-    return alpha.log(), 0 * alpha, (beta / alpha).amax(-1, keepdim=True) - beta / alpha, torch.ones_like(alpha[..., :1])
+    return (alpha.log(), 0 * alpha,
+        (beta / alpha).amax(-1, keepdim=True) - beta / alpha, torch.ones_like(alpha[..., :1]))
 
 def _printed_sms(gain):
     "Eq. 10 to the letter"
@@ -118,20 +135,28 @@ def candidate_losses(
     priors # (n, m)
 ): # Name -> (function of scores and probabilities, does theory promise the Bayes rule?)
     "Every loss that can be asked whether it is calibrated for these gains"
-    diagonal, identity, diag = is_diagonal(gain), torch.ones_like(priors), gain.diagonal(dim1=-2, dim2=-1)
+    diagonal, identity, diag = (is_diagonal(gain), torch.ones_like(priors),
+        gain.diagonal(dim1=-2, dim2=-1))
     some_diag = torch.linspace(.5, 2, priors.shape[1], dtype=gain.dtype).expand_as(priors)
     equal = gain if problem != 'balanced coverage constraint' else _equal_rows(gain, priors)
-    losses = {'ERM': (_tables(0 * priors), False), 're-weighted': (_tables(*factor_gain(gain, identity)), True),
-        'logit-adjusted': (_tables(_positive_diagonal(gain)), diagonal), 'hybrid A': (_tables(*factor_gain(gain, 1 / priors)), True),
-        'hybrid B': (_tables(*factor_gain(gain)), True), 'hybrid, another D': (_tables(*factor_gain(gain, some_diag)), True),
+    losses = {'ERM': (_tables(0 * priors), False),
+        're-weighted': (_tables(*factor_gain(gain, identity)), True),
+        'logit-adjusted': (_tables(_positive_diagonal(gain)), diagonal),
+        'hybrid A': (_tables(*factor_gain(gain, 1 / priors)), True),
+        'hybrid B': (_tables(*factor_gain(gain)), True),
+        'hybrid, another D': (_tables(*factor_gain(gain, some_diag)), True),
         'softmax-shifted': (_shifted(shift_tables(equal)), equal is gain)}
-    shifted = {} if diagonal else {'softmax-shifted*': shift_tables(equal, 0.), 'softmax-shifted*, C = 1': shift_tables(equal, 0., 1.),
-        'softmax-shifted†, kappa = beta/alpha/2': shift_tables(equal, _half_kappa(equal)), 'printed: softmax-shifted*, C = 1': _printed_shift(equal)}
+    shifted = {} if diagonal else {
+        'softmax-shifted*': shift_tables(equal, 0.),
+        'softmax-shifted*, C = 1': shift_tables(equal, 0., 1.),
+        'softmax-shifted†, kappa = beta/alpha/2': shift_tables(equal, _half_kappa(equal)),
+        'printed: softmax-shifted*, C = 1': _printed_shift(equal)}
     losses |= {name: (_shifted(tables), False) for name, tables in shifted.items()}
     if not diagonal: losses['printed: softmax-shifted'] = _printed_sms(equal), False
     if (gain < 0).any():
         for name, d in {'re-weighted': identity, 'hybrid A': 1 / priors, 'hybrid B': diag}.items():
-            losses[f'printed: {name}, rows not raised'] = _tables(d.log(), gain / d.unsqueeze(-2)), False
+            losses[f'printed: {name}, rows not raised'] = (
+                _tables(d.log(), gain / d.unsqueeze(-2)), False)
     return losses
 
 # %% ../nbs/02c_theory.ipynb #3a5b6843
@@ -141,7 +166,8 @@ def calibration_table(
     seed=0, # Of the random numbers
     steps=100, # Newton steps at most
     problems=tuple(TABLE1) # Names in `TABLE1`
-): # DataFrame: problem, loss, promised (does theory promise agreement?), agreement (share of draws), n
+): # DataFrame: problem, loss, promised (does theory promise agreement?),
+    # agreement (share of draws), n
     "How often the minimiser of each loss predicts like the Bayes rule, for each problem of Table 1"
     import pandas as pd
     found = {}
@@ -153,7 +179,8 @@ def calibration_table(
             best = earned.amax(-1) - 1e-6 * earned.amax(-1).abs()
             for name, (loss, promised) in candidate_losses(problem, gain, priors).items():
                 s = risk_minimiser(loss, p, steps)
-                agrees = (earned.gather(1, s.argmax(-1, keepdim=True)).squeeze(1) >= best) & loss(s, p).isfinite()
+                agrees = ((earned.gather(1, s.argmax(-1, keepdim=True)).squeeze(1) >= best)
+                    & loss(s, p).isfinite())
                 found.setdefault((problem, name, promised), []).append(agrees.double())
     rows = [(*key, torch.cat(v).mean().item(), draws) for key, v in found.items()]
     return pd.DataFrame(rows, columns=['problem', 'loss', 'promised', 'agreement', 'n'])
@@ -186,7 +213,9 @@ def play(
     updates # How many
 ): # The reduction, updated
     "The game with the Bayes rule as classifier: best response, measure, update"
-    for _ in range(updates): reduction.update(expected_confusion(probabilities, bayes_rule(probabilities, reduction.gain)))
+    for _ in range(updates):
+        reduction.update(
+            expected_confusion(probabilities, bayes_rule(probabilities, reduction.gain)))
     return reduction
 
 # %% ../nbs/02c_theory.ipynb #257f7fe1
@@ -204,10 +233,12 @@ def solve_linear_program(
     flat = lambda G: (p @ G).flatten().numpy() / len(p)
     constraints = sp.csr_array(np.stack([flat(B) for B in rows])) if k else None
     t = sp.csr_array(np.ones((k, 1)) if simplex else np.zeros((k, 1)))
-    one_each = sp.hstack([sp.kron(sp.eye_array(len(p)), np.ones((1, m))), sp.csr_array((len(p), 1))])
+    one_each = sp.hstack([sp.kron(sp.eye_array(len(p)), np.ones((1, m))),
+        sp.csr_array((len(p), 1))])
     cost = np.append(flat(G0) * (not simplex), float(simplex))
-    answer = linprog(-cost, A_ub=sp.hstack([-constraints, t]) if k else None, b_ub=-problem.b.numpy() if k else None, A_eq=one_each,
-        b_eq=np.ones(len(p)), bounds=[(0, 1)] * (len(p) * m) + [(None, None)], method='highs')
+    answer = linprog(-cost, A_ub=sp.hstack([-constraints, t]) if k else None,
+        b_ub=-problem.b.numpy() if k else None, A_eq=one_each, b_eq=np.ones(len(p)),
+        bounds=[(0, 1)] * (len(p) * m) + [(None, None)], method='highs')
     return -answer.fun if answer.status == 0 else math.nan
 
 # %% ../nbs/02c_theory.ipynb #7edec907
@@ -217,7 +248,8 @@ def dual_value(
     multipliers # (k,)
 ): # Upper bound of the optimum
     "What the best response to these multipliers earns in the Lagrangian"
-    return (probabilities.double() @ problem.gain(multipliers)).amax(-1).mean().item() - (multipliers * problem.b).sum().item()
+    return ((probabilities.double() @ problem.gain(multipliers)).amax(-1).mean().item()
+        - (multipliers * problem.b).sum().item())
 
 # %% ../nbs/02c_theory.ipynb #245ed0e5
 def compare_with_program(
@@ -228,8 +260,12 @@ def compare_with_program(
 ): # dict of numbers, and the `SaddlePoint` under 'game'
     "Play, and measure the best iterate, the average and the dual bound against the linear program"
     game = play(SaddlePoint(problem, step_size), probabilities, updates)
-    optimum, best, average = solve_linear_program(problem, probabilities), game.history[game.best], game.average(updates // 2)
+    optimum, best, average = (solve_linear_program(problem, probabilities),
+        game.history[game.best], game.average(updates // 2))
     worst = lambda v: v.max().clamp(min=0).item() if problem.domain == 'nonnegative' else 0.
     bound = min(dual_value(problem, probabilities, h['multipliers']) for h in game.history[-200:])
-    return dict(step=step_size, optimum=optimum, best_gap=optimum - best['objective'].item(), best_violation=worst(best['violations']),
-        average_gap=optimum - average['objective'], average_violation=worst(average['violations']), dual_gap=bound - optimum, game=game)
+    return dict(step=step_size, optimum=optimum,
+        best_gap=optimum - best['objective'].item(), best_violation=worst(best['violations']),
+        average_gap=optimum - average['objective'],
+        average_violation=worst(average['violations']),
+        dual_gap=bound - optimum, game=game)
