@@ -25,17 +25,21 @@ def _part(tensors, prefix=''):
 
 # %% ../nbs/07c_predict.ipynb #ff4b46c3
 def _read_weights(path):
-    "The tensors of each network and the facts of a run's weights, or one line on what is wrong with the file"
+    ("The tensors of each network and the facts of a run's weights, "
+        "or one line on what is wrong with the file")
     from safetensors import SafetensorError, safe_open
     if not path.exists():
         raise InputError(f'{path} is missing; `ncdo train` leaves one when it is done '
             '(the runs of `ncdo paper` keep none)')
     try:
         with open(path, 'rb'): pass
-        with safe_open(path, 'pt') as f: tensors, facts = {k: f.get_tensor(k) for k in f.keys()}, f.metadata() or {}
+        with safe_open(path, 'pt') as f:
+            tensors, facts = {k: f.get_tensor(k) for k in f.keys()}, f.metadata() or {}
         facts = dict(feature_names='[]') | facts # None of images
-        facts = {k: json.loads(facts[k]) for k in ('id', 'model', 'shape', 'class_names', 'feature_names')}
-        return [_part(tensors, f'{k}.') for k in range(len(facts['model']))] if isinstance(facts['model'], list) else [_part(tensors)], facts
+        facts = {k: json.loads(facts[k])
+            for k in ('id', 'model', 'shape', 'class_names', 'feature_names')}
+        return ([_part(tensors, f'{k}.') for k in range(len(facts['model']))]
+            if isinstance(facts['model'], list) else [_part(tensors)]), facts
     except OSError as e:
         raise InputError(f'{path} cannot be read ({e.strerror or e}); '
             'mend its permissions or the disk, the run may be in order') from None
@@ -50,14 +54,17 @@ def _whose(model):
     "Who is to bring back what a network was made of"
     try: source = model_source(model)
     except InputError: source = 'timm' if model.startswith('timm:') else 'torchvision'
-    if source == 'import': return f"install the package of '{model}' as it was in training, or put its folder on PYTHONPATH"
+    if source == 'import':
+        return (f"install the package of '{model}' as it was in training, "
+            'or put its folder on PYTHONPATH')
     return f'install the version of {source} that trained it'
 
 def _rebuilt(path, tensors, model, shape, class_names):
     "The network with its weights, or one line on what is missing here"
     try: net = build(model, tuple(shape), len(class_names), [0])
     except InputError as e:
-        why = e.__context__ and f"model '{model}': {type(e.__context__).__name__}: {e.__context__}" or e
+        why = (e.__context__
+            and f"model '{model}': {type(e.__context__).__name__}: {e.__context__}" or e)
         raise InputError(f'{path} is whole, but its network cannot be made here '
             f'({" ".join(str(why).split())}); {_whose(model)}') from None
     try: net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith('net.')})
@@ -75,10 +82,12 @@ class _Network(nn.Module):
         self.register_buffer('mean', mean)
         self.register_buffer('std', std)
 
-    def forward(self, pixels): return self.net(((pixels - self.mean) / self.std).unsqueeze(0)).squeeze(0)
+    def forward(self, pixels):
+        return self.net(((pixels - self.mean) / self.std).unsqueeze(0)).squeeze(0)
 
 class Classifier(nn.Module):
-    "A run's network, or an ensemble's: pixels of 0 to 255, (n, c, h, w), or features, (n, d), to (n, m) scores"
+    ("A run's network, or an ensemble's: pixels of 0 to 255, (n, c, h, w), "
+        "or features, (n, d), to (n, m) scores")
     def __init__(self, folder):
         super().__init__()
         path = Path(folder) / 'weights.safetensors'
@@ -86,8 +95,10 @@ class Classifier(nn.Module):
         self.id, models, self.shape, self.class_names, self.feature_names = facts.values()
         if isinstance(models, str): models = [models]
         self.model = ' + '.join(models)
-        rebuilt = lambda tensors, model: _rebuilt(path, tensors, model, self.shape, self.class_names)
-        self.members = nn.ModuleList(_Network(rebuilt(t, m), t['mean'], t['std']) for t, m in zip(parts, models))
+        rebuilt = lambda tensors, model: _rebuilt(path, tensors, model,
+            self.shape, self.class_names)
+        self.members = nn.ModuleList(_Network(rebuilt(t, m), t['mean'], t['std'])
+            for t, m in zip(parts, models))
         self.eval()
 
     def forward(self, x):
@@ -103,11 +114,15 @@ def scores_of(
     device=None, # The best there is unless given
     scale=1. # Factor that brings pixels to 0 to 255
 ): # (n, m)
-    "Scores of a run's network, or an ensemble's, computed as training computes: on a GPU in bfloat16"
+    ("Scores of a run's network, or an ensemble's, "
+        "computed as training computes: on a GPU in bfloat16")
     device = pick_device(device)
     classifier = Classifier(folder).to(device)
-    half = torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda' and has_bfloat16())
-    with half: pieces = [classifier(x.to(device, torch.float32) * scale).float().cpu() for x in images.split(_at_once(images))]
+    half = torch.autocast(device.type, torch.bfloat16,
+        enabled=device.type == 'cuda' and has_bfloat16())
+    with half:
+        pieces = [classifier(x.to(device, torch.float32) * scale).float().cpu()
+            for x in images.split(_at_once(images))]
     return torch.cat(pieces)
 
 def _at_once(images): # How many to look at
@@ -119,7 +134,8 @@ def image_files(paths): # Files and folders
     "The files, and all images in the folders, sorted within each"
     found = []
     for path in map(Path, paths):
-        if not path.exists(): raise InputError(f'{path} does not exist; give image files or folders of them')
+        if not path.exists():
+            raise InputError(f'{path} does not exist; give image files or folders of them')
         inside = sorted(images_in(path)[0]) if path.is_dir() else [path]
         if not inside: raise InputError(f'{path} holds no images ({", ".join(IMAGES)})')
         found += inside
@@ -134,7 +150,8 @@ def _pictures(classifier, paths, batch): # `Classifier`; files and folders; how 
             'image files have 1 or 3')
     read = lambda f: read_image(f, (width, height), channels)
     batches = [files[i:i + batch] for i in range(0, len(files), batch)]
-    return dict(file=list(map(str, files))), (torch.stack([read(f) for f in some]) for some in batches)
+    return (dict(file=list(map(str, files))),
+        (torch.stack([read(f) for f in some]) for some in batches))
 
 def _rows(classifier, paths): # `Classifier`; tables
     "The same of the rows of tables: file and row"
@@ -155,7 +172,8 @@ def predict(
     device = pick_device(device)
     classifier = Classifier(folder).to(device)
     a_table = classifier.feature_names
-    given, batches = _rows(classifier, examples) if a_table else _pictures(classifier, examples, batch)
+    given, batches = (_rows(classifier, examples) if a_table
+        else _pictures(classifier, examples, batch))
     scores = torch.cat([classifier(x.to(device, torch.float32)).cpu() for x in batches])
     columns = [f'p_{name}' for name in classifier.class_names]
     p = pd.DataFrame(scores.double().softmax(-1).numpy(), columns=columns)
@@ -179,15 +197,21 @@ def export_onnx(
 ): # Path of the file, largest difference to PyTorch
     "Write model.onnx into a run's folder, checked by ONNX Runtime"
     classifier = Classifier(folder)
-    missing = [p for p in ('onnx', 'onnxruntime', 'onnxscript') if importlib.util.find_spec(p) is None]
-    if missing: raise InputError(f"export needs {' and '.join(missing)}; pip install 'ncdo[onnx]' brings what it needs")
+    missing = [p for p in ('onnx', 'onnxruntime', 'onnxscript')
+        if importlib.util.find_spec(p) is None]
+    if missing:
+        raise InputError(f"export needs {' and '.join(missing)}; "
+            "pip install 'ncdo[onnx]' brings what it needs")
     import onnx, onnxruntime
     name, said, given = _example(classifier)
-    names, any_number = dict(input_names=[name], output_names=['scores']), [{0: torch.export.Dim('n')}]
-    program = torch.onnx.export(classifier, (given,), **names, dynamic_shapes=any_number, dynamo=True, verbose=False)
+    names, any_number = (
+        dict(input_names=[name], output_names=['scores']), [{0: torch.export.Dim('n')}])
+    program = torch.onnx.export(classifier, (given,), **names,
+        dynamic_shapes=any_number, dynamo=True, verbose=False)
     model = program.model_proto
     for node in model.graph.node: del node.metadata_props[:]
-    facts = dict(id=classifier.id, model=classifier.model, class_names=json.dumps(classifier.class_names), input=said,
+    facts = dict(id=classifier.id, model=classifier.model,
+        class_names=json.dumps(classifier.class_names), input=said,
         prediction='argmax of scores, no further adjustment')
     if classifier.feature_names: facts['feature_names'] = json.dumps(classifier.feature_names)
     onnx.helper.set_model_props(model, facts)
@@ -195,9 +219,11 @@ def export_onnx(
     session = onnxruntime.InferenceSession(content, providers=['CPUExecutionProvider'])
     for x in (given, given[:1]):
         with torch.no_grad(): expected = classifier(x)
-        difference = (torch.from_numpy(session.run(None, {name: x.numpy()})[0]) - expected).abs().max().item()
+        difference = (torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+            - expected).abs().max().item()
         if not difference <= tolerance * max(1, expected.abs().max().item()):
-            raise RuntimeError(f'ONNX Runtime and PyTorch differ by {difference:.2g}; nothing was written')
+            raise RuntimeError(f'ONNX Runtime and PyTorch differ by {difference:.2g}; '
+                'nothing was written')
         worst = max(worst, difference)
     write_atomically(Path(folder) / 'model.onnx', content)
     return Path(folder) / 'model.onnx', worst

@@ -10,18 +10,22 @@ __all__ = ['BLUE', 'ORANGE', 'GREY', 'STYLE', 'PAGE', 'PAGE_END', 'FIGURES', 'pe
 # %% ../nbs/07b_report.ipynb #e2b0f851
 import base64, functools, io, tempfile, torch, numpy as np
 from pathlib import Path
-from .runs import GOALS, SETTINGS, most_frequent, names_of, post_shift_run, read_record, spec_of, things_of
-from .gains import InputError, average_recall, balanced_coverage, group_mean, nanmin, precision, recall
+from .runs import GOALS, SETTINGS, most_frequent, names_of
+from .runs import post_shift_run, read_record, spec_of, things_of
+from .gains import InputError, average_recall, balanced_coverage
+from .gains import group_mean, nanmin, precision, recall
 from .samples import certified_recall, mean_of_worst, recall_intervals, tenth_of
 from .common import write_atomically
 
 # %% ../nbs/07b_report.ipynb #62220796
 def percent(v, digits=3): # A share; significant digits
     "A share as a percentage, or a dash for what is not defined"
-    return '–' if v != v else f'{100 * v:#.{digits}g}'.rstrip('.') + '%' if 0 < abs(v) < 1 else f'{100 * v:.0f}%'
+    return ('–' if v != v
+        else f'{100 * v:#.{digits}g}'.rstrip('.') + '%' if 0 < abs(v) < 1 else f'{100 * v:.0f}%')
 
 def in_words(target, names, most=8): # Number, or (k,); names of the k; how many to name
-    "A target as a percentage; where they differ, the most frequent one, and in brackets whose is another"
+    ("A target as a percentage; where they differ, the most frequent one, "
+        "and in brackets whose is another")
     if not torch.is_tensor(target): return percent(target)
     values = target.tolist()
     rest = most_frequent(values)
@@ -38,30 +42,43 @@ class Run:
             raise InputError(f'{folder} holds no record of a finished run; '
                 'give the folder that `ncdo train --out` wrote')
         try: self._read(self.record)
-        except (KeyError, TypeError) as e: raise InputError(f'{self.folder / "record.json"} is not a record of this version of ncdo ({type(e).__name__}: {e})') from None
+        except (KeyError, TypeError) as e:
+            raise InputError(f'{self.folder / "record.json"} is not a record of this version '
+                f'of ncdo ({type(e).__name__}: {e})') from None
 
     def _read(self, r):
         self.spec, counts = spec_of(r), torch.tensor(r['class_counts'], dtype=torch.float64)
         self.m, self.counts, self.priors = len(counts), counts.long(), counts / counts.sum()
         self.names, self.things = names_of(r), things_of(r)
-        self.problem, self.groups = self.spec.problem(self.priors, names=self.names), self.spec.class_groups(self.priors)
+        self.problem, self.groups = (self.spec.problem(self.priors, names=self.names),
+            self.spec.class_groups(self.priors))
         self.order = counts.argsort(descending=True, stable=True)
         self.dataset = Path(self.spec.dataset).name
-        self.confusion = {part: torch.tensor(r[part]['confusion'], dtype=torch.float64) for part in ('validation', 'test')}
+        self.confusion = {part: torch.tensor(r[part]['confusion'], dtype=torch.float64)
+            for part in ('validation', 'test')}
         self.test_counts = self.confusion['test'].sum(1).long()
         self.goal = self.spec.goal
-        self.quantity, self.overall, s = self.goal.quantity, self.goal.overall, self.spec.at(self.names)
+        self.quantity, self.overall, s = (
+            self.goal.quantity, self.goal.overall, self.spec.at(self.names))
         target = self.goal.target(s, self.m)
         by_group = self.groups is not None and 'groups' in self.spec.asks
         self.units = self.problem.names if by_group else self.names
-        self.targets = None if target is None else target.tolist() if torch.is_tensor(target) else [target] * len(self.units)
-        self.target = self.targets[0] if self.targets and len(set(self.targets)) == 1 else None # Where all have the same
-        each = 'head or tail' if by_group else 'any class' if self.problem.domain == 'simplex' else 'every class'
-        told = {k: in_words(v, self.units) for k, v in dict(tau=s.tau, fraction=s.fraction, target=0 if target is None else target).items()}
-        asked = dict(alpha=s.alpha, beta=s.beta, worst_k=s.worst_of(self.m), background=s.background, class_index=s.class_index)
+        self.targets = (None if target is None
+            else target.tolist() if torch.is_tensor(target) else [target] * len(self.units))
+        self.target = (self.targets[0] if self.targets and len(set(self.targets)) == 1
+            else None) # Where all have the same
+        each = ('head or tail' if by_group
+            else 'any class' if self.problem.domain == 'simplex' else 'every class')
+        told = {k: in_words(v, self.units) for k, v in dict(
+            tau=s.tau, fraction=s.fraction, target=0 if target is None else target).items()}
+        asked = dict(alpha=s.alpha, beta=s.beta, worst_k=s.worst_of(self.m),
+            background=s.background, class_index=s.class_index)
         wanted = self.goal.wanted.replace('on images', f'on {self.things}')
-        self.wanted, self.target_told = wanted.format(each=each, **asked, **told), told['target']
-        if s.constraint: self.wanted += '; besides, ' + GOALS[s.constraint].wanted.partition('while ')[2].format(each=each, **told)
+        self.wanted, self.target_told = (
+            wanted.format(each=each, **asked, **told), told['target'])
+        if s.constraint:
+            self.wanted += ('; besides, '
+                + GOALS[s.constraint].wanted.partition('while ')[2].format(each=each, **told))
         self.uneven = self.targets is not None and self.target is None
         self.lowest = f'smallest {self.quantity}' + (' less its target' if self.uneven else '')
 
@@ -76,8 +93,10 @@ class Run:
         return v.nan_to_num(nan=torch.inf).amin(-1)
 
     def total(self, C): # (..., m, m) confusion, counts or shares
-        "Average recall, accuracy at the training mix or a value of the goal's own: whichever it is about besides its quantity"
-        return average_recall(C) if self.overall == 'average recall' else self.problem.objective(C / C.sum((-2, -1), keepdim=True))
+        ("Average recall, accuracy at the training mix or a value of the goal's own: "
+            "whichever it is about besides its quantity")
+        return (average_recall(C) if self.overall == 'average recall'
+            else self.problem.objective(C / C.sum((-2, -1), keepdim=True)))
 
 # %% ../nbs/07b_report.ipynb #76a83c42
 def drawn_again(
@@ -94,23 +113,34 @@ def judge(run): # `Run`
     "What came of the goal: a row for each class or group, and a sentence for each sample"
     v = {part: run.values(C) for part, C in run.confusion.items()}
     error = run.values(drawn_again(run.confusion['test'])).std(0)
-    violations = {part: run.problem.violations(C / C.sum()) for part, C in run.confusion.items()}
-    met = {part: run.problem.met(x, run.spec.tolerance) for part, x in violations.items()} if run.targets is not None else None
+    violations = {part: run.problem.violations(C / C.sum())
+        for part, C in run.confusion.items()}
+    met = ({part: run.problem.met(x, run.spec.tolerance) for part, x in violations.items()}
+        if run.targets is not None else None)
     passed = [{p: bool(met[p][i]) for p in v} if met else None for i in range(len(run.units))]
     wanted = run.targets or [None] * len(run.units)
-    rows = [dict(name=n, target=wanted[i], error=error[i].item(), met=passed[i], **{p: v[p][i].item() for p in v}) for i, n in enumerate(run.units)]
+    rows = [dict(name=n, target=wanted[i], error=error[i].item(), met=passed[i],
+        **{p: v[p][i].item() for p in v}) for i, n in enumerate(run.units)]
     said, kind = {}, 'class ' if len(run.units) == run.m else ''
     for part, C in run.confusion.items():
         worst = int(v[part].nan_to_num(nan=torch.inf).argmin())
         ties = int((v[part] == v[part][worst]).sum()) - 1
-        lowest = f'the smallest {run.quantity} is {percent(v[part][worst].item())} ({kind}{run.units[worst]}' + (f' and {ties} more)' if ties else ')')
+        lowest = (f'the smallest {run.quantity} is {percent(v[part][worst].item())} '
+            f'({kind}{run.units[worst]}' + (f' and {ties} more)' if ties else ')'))
         known = ~violations[part].isnan()
-        aims = f'{int((met[part] & known).sum())} of {int(known.sum())} targets are met; ' if met else ''
+        aims = (f'{int((met[part] & known).sum())} of {int(known.sum())} targets are met; '
+            if met else '')
         said[part] = f'{aims}{lowest}, the {run.overall} {percent(run.total(C).item())}'
-    misses = [(r['target'] - r['test']) / max(r['error'], 1e-9) for r in rows if met and not r['met']['test'] and r['test'] == r['test']]
-    besides = {p: run.problem.met(x, run.spec.tolerance)[run.problem.demanded].all() for p, x in violations.items()} if run.spec.constraint else {}
-    for part in besides: said[part] += f"; the constraints on {run.spec.constraint} are {'' if besides[part] else 'not '}met"
-    return dict(rows=rows, said=said, met={p: bool(m.all()) for p, m in met.items()} if met else None, miss=max(misses, default=0))
+    misses = [(r['target'] - r['test']) / max(r['error'], 1e-9) for r in rows
+        if met and not r['met']['test'] and r['test'] == r['test']]
+    besides = ({p: run.problem.met(x, run.spec.tolerance)[run.problem.demanded].all()
+        for p, x in violations.items()} if run.spec.constraint else {})
+    for part in besides:
+        said[part] += (f'; the constraints on {run.spec.constraint} are '
+            f"{'' if besides[part] else 'not '}met")
+    return dict(rows=rows, said=said,
+        met={p: bool(m.all()) for p, m in met.items()} if met else None,
+        miss=max(misses, default=0))
 
 # %% ../nbs/07b_report.ipynb #5be19d4d
 BLUE, ORANGE, GREY = '#0173b2', '#d55e00', '.6' # Of seaborn's colour-blind palette
@@ -124,8 +154,10 @@ def _styled(draw):
     @functools.wraps(draw)
     def styled(*args):
         import matplotlib.pyplot as plt, seaborn as sns
-        look = {'axes.spines.top': False, 'axes.spines.right': False, 'axes.titlelocation': 'left', 'axes.titleweight': 'bold', 'figure.dpi': 110}
-        with sns.axes_style('ticks', look), sns.plotting_context('notebook', .8), plt.rc_context(look): return draw(*args)
+        look = {'axes.spines.top': False, 'axes.spines.right': False,
+            'axes.titlelocation': 'left', 'axes.titleweight': 'bold', 'figure.dpi': 110}
+        with (sns.axes_style('ticks', look), sns.plotting_context('notebook', .8),
+            plt.rc_context(look)): return draw(*args)
     return styled
 
 # %% ../nbs/07b_report.ipynb #57af8f51
@@ -134,9 +166,12 @@ def draw_recall(run): # `Run`
     "Class sizes, and below them each class's recall"
     import matplotlib.pyplot as plt
     o, x, C, few = run.order, np.arange(run.m), run.confusion['test'], run.m <= 30
-    fig, (top, ax) = plt.subplots(2, 1, figsize=(9, 4.8), layout='constrained', sharex=True, height_ratios=(1, 3))
+    fig, (top, ax) = plt.subplots(2, 1, figsize=(9, 4.8), layout='constrained',
+        sharex=True, height_ratios=(1, 3))
     bars = top.bar(x, run.counts[o].numpy(), color='.75')
-    top.set(yscale='log', ylim=(.8, 3 * run.counts.max().item()), ylabel=f'training\n{run.things}', title='How often each class is recognised, from the largest class to the smallest')
+    top.set(yscale='log', ylim=(.8, 3 * run.counts.max().item()),
+        ylabel=f'training\n{run.things}',
+        title='How often each class is recognised, from the largest class to the smallest')
     top.yaxis.set_major_formatter('{x:g}')
     if few: top.bar_label(bars, fontsize=8)
     test, validation = [recall(run.confusion[p])[o].numpy() for p in ('test', 'validation')]
@@ -145,14 +180,20 @@ def draw_recall(run): # `Run`
     ax.plot(x, validation, 'o', mfc='none', color=GREY, ms=5, label=f'validation {run.things}')
     ax.plot(x, test, 'o', color=BLUE, ms=5, label=f'test {run.things}')
     low = np.argsort(test, kind='stable')[:1 if few else 5]
-    ax.plot(low, test[low], 'o', color=ORANGE, ms=7, label=f'lowest on test {run.things}:\n' + '\n'.join(short_name(run.names[i]) for i in o[low]))
+    ax.plot(low, test[low], 'o', color=ORANGE, ms=7, label=f'lowest on test {run.things}:\n'
+        + '\n'.join(short_name(run.names[i]) for i in o[low]))
     ax.axhline(np.nanmean(test), color=BLUE, ls=':', lw=1, label='average, test')
-    if run.quantity == 'recall' and run.target: ax.axhline(run.target, color='k', ls='--', lw=1, label='target')
-    elif run.quantity == 'recall' and run.uneven: ax.hlines(np.array(run.targets)[o], x - .4, x + .4, color='k', ls='--', lw=1, label='target of each class')
-    ax.set(ylabel='recall', ylim=(-.08, 1.04), xlim=(-.7, run.m - .3), xlabel='class' if few else f'classes, most training {run.things} first')
+    if run.quantity == 'recall' and run.target:
+        ax.axhline(run.target, color='k', ls='--', lw=1, label='target')
+    elif run.quantity == 'recall' and run.uneven:
+        ax.hlines(np.array(run.targets)[o], x - .4, x + .4, color='k', ls='--', lw=1,
+            label='target of each class')
+    ax.set(ylabel='recall', ylim=(-.08, 1.04), xlim=(-.7, run.m - .3),
+        xlabel='class' if few else f'classes, most training {run.things} first')
     ax.yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
     names = [short_name(run.names[i]) for i in o]
-    ax.set_xticks(x if few else [], names if few else [], rotation=90 if sum(map(len, names)) > 90 else 0)
+    ax.set_xticks(x if few else [], names if few else [],
+        rotation=90 if sum(map(len, names)) > 90 else 0)
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False)
     return fig
 
@@ -169,9 +210,11 @@ def draw_confusion(run): # `Run`
     fig, ax = plt.subplots(figsize=(side + 1.8, side + .6), layout='constrained')
     shown = ax.imshow(share, 'Blues', PowerNorm(.5, 0, 1))
     for i, j in np.argwhere(share > .005) if few else []:
-        ax.text(j, i, f'{share[i, j] * 100:.0f}', ha='center', va='center', fontsize=8, color='w' if share[i, j] > .4 else 'k')
+        ax.text(j, i, f'{share[i, j] * 100:.0f}', ha='center', va='center', fontsize=8,
+            color='w' if share[i, j] > .4 else 'k')
     names, big = [short_name(run.names[i]) for i in o], {} if few else dict(fontsize=20)
-    ax.set_xticks(range(run.m), names, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=None if few else 7)
+    ax.set_xticks(range(run.m), names, rotation=90 if max(map(len, names)) > 3 else 0,
+        fontsize=None if few else 7)
     ax.set_yticks(range(run.m), names, fontsize=None if few else 7)
     ax.set_xlabel('predicted class', **big)
     ax.set_ylabel('true class', **big)
@@ -182,11 +225,14 @@ def draw_confusion(run): # `Run`
     return fig
 
 def mistakes(run, n=8): # `Run`; how many
-    "The most frequent mistakes on test images: true class, predicted class, share of the true class, images"
+    ("The most frequent mistakes on test images: "
+        "true class, predicted class, share of the true class, images")
     C = run.confusion['test'].clone().fill_diagonal_(0)
     share = C / run.test_counts[:, None].clamp(min=1)
-    top = [divmod(i, run.m) for i in share.flatten().argsort(descending=True, stable=True)[:n].tolist()]
-    return [dict(true=run.names[i], predicted=run.names[j], share=share[i, j].item(), images=int(C[i, j])) for i, j in top if C[i, j] > 0]
+    top = [divmod(i, run.m)
+        for i in share.flatten().argsort(descending=True, stable=True)[:n].tolist()]
+    return [dict(true=run.names[i], predicted=run.names[j], share=share[i, j].item(),
+        images=int(C[i, j])) for i, j in top if C[i, j] > 0]
 
 # %% ../nbs/07b_report.ipynb #a85e202b
 @_styled
@@ -194,21 +240,28 @@ def draw_history(run): # `Run`
     "Multipliers and what they achieved on validation data, over training"
     import matplotlib.pyplot as plt
     h, problem, names = run.record['history'], run.problem, run.units
-    step, found = [e['step'] for e in h], -torch.tensor([e['violations'] for e in h], dtype=torch.float64)
+    step, found = ([e['step'] for e in h],
+        -torch.tensor([e['violations'] for e in h], dtype=torch.float64))
     value = problem.outcomes(found).numpy()
-    price = problem.prices(torch.tensor([e['multipliers'] for e in h], dtype=torch.float64))[:, :value.shape[1]].numpy()
+    price = problem.prices(torch.tensor([e['multipliers'] for e in h],
+        dtype=torch.float64))[:, :value.shape[1]].numpy()
     against = problem.demands and value.shape[1] == problem.k
     if len(names) != value.shape[1]: names = problem.names
     fig, axs = plt.subplots(1, 2, figsize=(9, 3.6), layout='constrained')
     chosen = np.argsort(-price[-1], kind='stable')[:6]
-    colours = dict(zip(chosen.tolist(), ('#0173b2', '#de8f05', '#029e73', '#d55e00', '#cc78bc', '#56b4e9')))
+    colours = dict(zip(chosen.tolist(),
+        ('#0173b2', '#de8f05', '#029e73', '#d55e00', '#cc78bc', '#56b4e9')))
     others = [i for i in range(value.shape[1]) if i not in colours]
     for ax, lines in zip(axs, (price, value)):
-        if len(others) > 12: ax.fill_between(step, *np.quantile(lines[:, others], (.1, .9), axis=1), color='.87', label='others, middle 80%')
+        if len(others) > 12:
+            ax.fill_between(step, *np.quantile(lines[:, others], (.1, .9), axis=1),
+                color='.87', label='others, middle 80%')
         else: ax.plot(step, lines[:, others], color='.85', lw=.8)
-        for i, colour in reversed(colours.items()): ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(names[i]))
+        for i, colour in reversed(colours.items()):
+            ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(names[i]))
     who = 'each class was' if run.groups is None else 'head and tail were'
-    axs[0].set(xlabel='training step', ylabel='multiplier, or price', title=f'What {who} worth', ylim=0)
+    axs[0].set(xlabel='training step', ylabel='multiplier, or price',
+        title=f'What {who} worth', ylim=0)
     axs[1].set(xlabel='training step', title=f'What it got, on validation {run.things}',
         ylabel='value less target' if against else run.quantity)
     if against: axs[1].axhline(0, color='k', lw=1)
@@ -223,11 +276,16 @@ def draw_history(run): # `Run`
     return fig
 
 # %% ../nbs/07b_report.ipynb #9bedc022
-def point(run, name, test, validation, shifted=False): # `Run` whose goal judges; label; confusions in images
-    "A model's place: the two numbers of the goal on both samples, with the error of those on test data"
+def point(
+    run, name, test, validation,
+    shifted=False # `Run` whose goal judges; label; confusions in images
+):
+    ("A model's place: the two numbers of the goal on both samples, "
+        "with the error of those on test data")
     again, lowest = drawn_again(test), run.least
-    return dict(name=name, shifted=shifted, x=run.total(test).item(), y=lowest(test).item(), x_validation=run.total(validation).item(),
-        y_validation=lowest(validation).item(), x_error=run.total(again).std().item(), y_error=lowest(again).std().item())
+    return dict(name=name, shifted=shifted, x=run.total(test).item(), y=lowest(test).item(),
+        x_validation=run.total(validation).item(), y_validation=lowest(validation).item(),
+        x_error=run.total(again).std().item(), y_error=lowest(again).std().item())
 
 def alternatives(run, beside=()): # `Run`; folders of other runs
     "Points of the run, of other runs on the same classes, and of all of them post-shifted"
@@ -244,8 +302,10 @@ def alternatives(run, beside=()): # `Run`; folders of other runs
             label = f'{name} ({r.spec.loss}, for {r.spec.objective})'
             points.append(point(run, label, r.confusion['test'], r.confusion['validation']))
             if not s.goal.shift or not (r.folder / 'scores.npz').exists(): continue
-            p = post_shift_run(r.folder, s.objective, **goal, out=Path(aside) / str(i) if i else None)
-            C = [torch.tensor(p[k]['confusion'], dtype=torch.float64) for k in ('test', 'validation')]
+            p = post_shift_run(r.folder, s.objective, **goal,
+                out=Path(aside) / str(i) if i else None)
+            C = [torch.tensor(p[k]['confusion'], dtype=torch.float64)
+                for k in ('test', 'validation')]
             points.append(point(run, f'{name}, shifted', *C, shifted=True))
     return points
 
@@ -258,10 +318,14 @@ def draw_alternatives(run, points): # `Run`; what `alternatives` returns
     k = -1
     for p in points:
         k += not p['shifted']
-        look = dict(marker='osD^vPX'[k % 7], color=palette[k % 7], mfc='none' if p['shifted'] else None, ms=12 if p['shifted'] else 7)
-        ax.errorbar(p['x'], p['y'], xerr=p['x_error'], yerr=p['y_error'], mew=1.6, elinewidth=.8, ls='', label=p['name'].replace('$', r'\$'), **look)
-    if run.targets is not None: ax.axhline(0 if run.uneven else run.target, color='k', ls='--', lw=1, label='target')
-    ax.set(xlabel=run.overall, ylabel=run.lowest, title=f'Up and to the right is better (test {run.things})')
+        look = dict(marker='osD^vPX'[k % 7], color=palette[k % 7],
+            mfc='none' if p['shifted'] else None, ms=12 if p['shifted'] else 7)
+        ax.errorbar(p['x'], p['y'], xerr=p['x_error'], yerr=p['y_error'], mew=1.6,
+            elinewidth=.8, ls='', label=p['name'].replace('$', r'\$'), **look)
+    if run.targets is not None:
+        ax.axhline(0 if run.uneven else run.target, color='k', ls='--', lw=1, label='target')
+    ax.set(xlabel=run.overall, ylabel=run.lowest,
+        title=f'Up and to the right is better (test {run.things})')
     ax.margins(.1)
     if not run.uneven: ax.set_ylim(max(-.01, ax.get_ylim()[0]))
     for axis in (ax.xaxis, ax.yaxis): axis.set_major_formatter(lambda v, _: f'{100 * v:.3g}%')
@@ -270,116 +334,194 @@ def draw_alternatives(run, points): # `Run`; what `alternatives` returns
 
 # %% ../nbs/07b_report.ipynb #aaf653fa
 STYLE = '''
-body { font: 16px/1.55 system-ui, sans-serif; color: #1d2329; max-width: 62rem; margin: 2rem auto; padding: 0 1.2rem }
+body { font: 16px/1.55 system-ui, sans-serif; color: #1d2329; \
+max-width: 62rem; margin: 2rem auto; padding: 0 1.2rem }
 h1 { font-size: 1.7rem; line-height: 1.2; margin-bottom: .2rem }
 h2 { font-size: 1.2rem; margin: 2.4rem 0 .4rem; padding-top: .8rem; border-top: 1px solid #d9dee3 }
 .sub, figcaption, .note { color: #56606a }
-.verdict { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1rem; margin: 1rem 0 }
-.card { border: 1px solid #d9dee3; border-left: .4rem solid #949494; border-radius: .3rem; padding: .7rem 1rem }
+.verdict { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); \
+gap: 1rem; margin: 1rem 0 }
+.card { border: 1px solid #d9dee3; border-left: .4rem solid #949494; border-radius: .3rem; \
+padding: .7rem 1rem }
 .card.met { border-left-color: #0173b2 } .card.missed { border-left-color: #d55e00 }
 .card b { display: block; font-size: 1.05rem }
-figure { margin: 1rem 0 } img.confusion { max-width: min(100%, 44rem) } figcaption { margin-top: .4rem; max-width: 48rem }
-img { max-width: 100%; height: auto; cursor: zoom-in } img:focus, img.confusion:focus { max-width: none; cursor: zoom-out; outline: none }
-table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; font-size: .92rem }
-th, td { text-align: right; padding: .22rem .8rem; border-bottom: 1px solid #e6e9ec } th:first-child, td:first-child { text-align: left }
-th { border-bottom: 2px solid #b9c1c8; font-weight: 600 } td { white-space: nowrap } td.name { text-align: left; white-space: normal; overflow-wrap: anywhere }
-.missed-cell { color: #b34700; font-weight: 600 } summary { cursor: pointer; margin-top: .6rem } .scroll { overflow-x: auto }
+figure { margin: 1rem 0 } img.confusion { max-width: min(100%, 44rem) } \
+figcaption { margin-top: .4rem; max-width: 48rem }
+img { max-width: 100%; height: auto; cursor: zoom-in } \
+img:focus, img.confusion:focus { max-width: none; cursor: zoom-out; outline: none }
+table { border-collapse: collapse; margin: .8rem 0; \
+font-variant-numeric: tabular-nums; font-size: .92rem }
+th, td { text-align: right; padding: .22rem .8rem; border-bottom: 1px solid #e6e9ec } \
+th:first-child, td:first-child { text-align: left }
+th { border-bottom: 2px solid #b9c1c8; font-weight: 600 } td { white-space: nowrap } \
+td.name { text-align: left; white-space: normal; overflow-wrap: anywhere }
+.missed-cell { color: #b34700; font-weight: 600 } \
+summary { cursor: pointer; margin-top: .6rem } .scroll { overflow-x: auto }
 '''
 
 # %% ../nbs/07b_report.ipynb #e8f0987a
 PAGE = '''<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<link rel="icon" href="data:,"><title>{{ run.spec.objective }} on {{ run.dataset }}</title><style>{{ style }}</style></head><body>
-{% macro figure(name) %}{% if name in figures %}<figure><img tabindex="0" class="{{ name if run.m <= 30 else 'large' }}" src="{{ figures[name] }}" alt="{{ alt[name] }}">
+<html lang="en"><head><meta charset="utf-8">\
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" \
+content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<link rel="icon" href="data:,"><title>{{ run.spec.objective }} on {{ run.dataset }}</title>\
+<style>{{ style }}</style></head><body>
+{% macro figure(name) %}{% if name in figures %}<figure>\
+<img tabindex="0" class="{{ name if run.m <= 30 else 'large' }}" \
+src="{{ figures[name] }}" alt="{{ alt[name] }}">
 <figcaption>{{ caller() }}</figcaption></figure>{% endif %}{% endmacro %}
 <h1>{{ run.spec.objective }} on {{ run.dataset }}</h1>
-<p class="sub">Run {{ run.record.id }}: {{ run.spec.model }}, loss {{ run.spec.loss }}, {{ run.m }} classes, {{ run.counts.sum().item() }} training {{ run.things }}</p>
+<p class="sub">Run {{ run.record.id }}: {{ run.spec.model }}, loss {{ run.spec.loss }}, \
+{{ run.m }} classes, {{ run.counts.sum().item() }} training {{ run.things }}</p>
 <h2>What was asked, and what came of it</h2>
 <p><b>Wanted:</b> {{ run.wanted }}.</p>
 <div class="verdict">{% for part, sentence in verdict.said.items() %}
 <div class="card {{ '' if verdict.met is none else 'met' if verdict.met[part] else 'missed' }}">
-<b>{{ part.capitalize() }} {{ run.things }}{% if verdict.met is not none %}: {{ '✓ met' if verdict.met[part] else '✗ not met' }}{% endif %}</b>{{ sentence }}.</div>{% endfor %}</div>
-<p class="note">Training looked at the validation {{ run.things }} to set its course; the test {{ run.things }} were judged once, at the end, and are the better guide to new {{ run.things }}.
-{% if verdict.met is none %}{{ '' if run.spec.constraint else 'No target was set, so nothing can be met or missed.' }}
-{% elif not verdict.met.test %}The worst miss on test {{ run.things }} is {{ '%.1f' | format(verdict.miss) }} standard errors wide: {{ 'chance alone may explain it, as the smallest
-of several measured numbers lies below the smallest true one' if verdict.miss < 2 else 'more than chance explains' }}.{% endif %}
-{% if run.record.at_bound %}<b>The price of these targets reached its bound: {{ run.record.at_bound | join(', ') }}. They cannot be met together.</b>{% endif %}
-{% if run.record.train_accuracy > 0.999 %}The network has learnt its training {{ run.things }} by heart (100% right), so only other {{ run.things }} tell how good it is.
-{% else %}It is right about {{ run.record.train_accuracy | pct }} of its training {{ run.things }}.{% endif %}</p>
-{% if verdict.met is not none %}<details {{ 'open' if verdict.rows | length <= 12 else '' }}><summary>Target by target (wanted: {{ run.quantity }} of at least {{ run.target_told }})</summary>
-<table><tr><th>{{ 'class' if run.units | length == run.m else 'group' }}</th>{% if run.uneven %}<th>wanted</th>{% endif %}<th>validation</th><th>test</th><th>standard error</th></tr>{% for r in verdict.rows %}
-<tr><td class="name">{{ r.name }}</td>{% if run.uneven %}<td>{{ r.target | pct }}</td>{% endif %}{% for p in ('validation', 'test') %}<td class="{{ '' if r.met[p] else 'missed-cell' }}">{{ '' if r.met[p] else '✗ ' }}{{ r[p] | pct }}</td>{% endfor %}
+<b>{{ part.capitalize() }} {{ run.things }}{% if verdict.met is not none %}: \
+{{ '✓ met' if verdict.met[part] else '✗ not met' }}{% endif %}</b>\
+{{ sentence }}.</div>{% endfor %}</div>
+<p class="note">Training looked at the validation {{ run.things }} to set its course; \
+the test {{ run.things }} were judged once, at the end, \
+and are the better guide to new {{ run.things }}.
+{% if verdict.met is none %}\
+{{ '' if run.spec.constraint else 'No target was set, so nothing can be met or missed.' }}
+{% elif not verdict.met.test %}The worst miss on test {{ run.things }} is \
+{{ '%.1f' | format(verdict.miss) }} standard errors wide: \
+{{ 'chance alone may explain it, as the smallest
+of several measured numbers lies below the smallest true one' \
+if verdict.miss < 2 else 'more than chance explains' }}.{% endif %}
+{% if run.record.at_bound %}<b>The price of these targets reached its bound: \
+{{ run.record.at_bound | join(', ') }}. They cannot be met together.</b>{% endif %}
+{% if run.record.train_accuracy > 0.999 %}The network has learnt its training {{ run.things }} \
+by heart (100% right), so only other {{ run.things }} tell how good it is.
+{% else %}It is right about {{ run.record.train_accuracy | pct }} \
+of its training {{ run.things }}.{% endif %}</p>
+{% if verdict.met is not none %}<details {{ 'open' if verdict.rows | length <= 12 else '' }}>\
+<summary>Target by target (wanted: {{ run.quantity }} of at least {{ run.target_told }})</summary>
+<table><tr><th>{{ 'class' if run.units | length == run.m else 'group' }}</th>\
+{% if run.uneven %}<th>wanted</th>{% endif %}\
+<th>validation</th><th>test</th><th>standard error</th></tr>{% for r in verdict.rows %}
+<tr><td class="name">{{ r.name }}</td>{% if run.uneven %}<td>{{ r.target | pct }}</td>{% endif %}\
+{% for p in ('validation', 'test') %}<td class="{{ '' if r.met[p] else 'missed-cell' }}">\
+{{ '' if r.met[p] else '✗ ' }}{{ r[p] | pct }}</td>{% endfor %}
 <td>{{ r.error | pct(2) }}</td></tr>{% endfor %}</table></details>{% endif %}
 <h2>Each class against its size</h2>
-{% call figure('recall') %}Recall is the share of a class's {{ run.things }} that are recognised. A slope down to the right means that rare classes pay for being rare. A line shows where the true
-recall of a class lies with 95% confidence (one line of twenty may miss it): with {{ run.test_counts.min().item() }} test {{ run.things }} of a class, small differences mean nothing.{% endcall %}
+{% call figure('recall') %}Recall is the share of a class's {{ run.things }} \
+that are recognised. A slope down to the right means that rare classes pay for being rare. \
+A line shows where the true
+recall of a class lies with 95% confidence (one line of twenty may miss it): \
+with {{ run.test_counts.min().item() }} test {{ run.things }} of a class, \
+small differences mean nothing.{% endcall %}
 <p>{{ sizes }}</p>
-<p>With 95% confidence in each by itself, for new {{ run.things }} of the same kind: {{ certified | join('; ') }}. The lowest of several measured recalls is the one that chance was hardest on; the true lowest may lie above it.</p>
+<p>With 95% confidence in each by itself, for new {{ run.things }} of the same kind: \
+{{ certified | join('; ') }}. The lowest of several measured recalls is the one \
+that chance was hardest on; the true lowest may lie above it.</p>
 <h2>Which class is taken for which</h2>
-{% call figure('confusion') %}Rows are true classes, columns what they were taken for, both from the largest class to the smallest. Colour left of the diagonal: rare classes disappear into common
-ones. Colour right of it: rare classes are seen where there are none. Click the figure to enlarge it.{% endcall %}
-{% if mistakes %}<table><tr><th>most frequent mistakes</th><th>taken for</th><th>share of the true class</th><th>test {{ run.things }}</th></tr>{% for e in mistakes %}
-<tr><td class="name">{{ e.true }}</td><td class="name">{{ e.predicted }}</td><td>{{ e.share | pct }}</td><td>{{ e.images }}</td></tr>{% endfor %}</table>{% endif %}
+{% call figure('confusion') %}Rows are true classes, columns what they were taken for, \
+both from the largest class to the smallest. \
+Colour left of the diagonal: rare classes disappear into common
+ones. Colour right of it: rare classes are seen where there are none. \
+Click the figure to enlarge it.{% endcall %}
+{% if mistakes %}<table><tr><th>most frequent mistakes</th><th>taken for</th>\
+<th>share of the true class</th><th>test {{ run.things }}</th></tr>{% for e in mistakes %}
+<tr><td class="name">{{ e.true }}</td><td class="name">{{ e.predicted }}</td>\
+<td>{{ e.share | pct }}</td><td>{{ e.images }}</td></tr>{% endfor %}</table>{% endif %}
 '''
 
 # %% ../nbs/07b_report.ipynb #beea9de1
 PAGE_END = '''{% if 'history' in figures %}<h2>How training got there</h2>
-{% call figure('history') %}Left the price (multiplier) that training put on each part of the goal, right what it got for it. Prices that still climb at the end ask for more steps or a larger step size,
-prices that swing for a smaller one. Where a price rose and the curve on the right did not follow, the network no longer listens: it has learnt its sample by heart, or the wishes exclude each other.{% endcall %}{% endif %}
+{% call figure('history') %}Left the price (multiplier) that training put on each part \
+of the goal, right what it got for it. Prices that still climb at the end ask for more steps \
+or a larger step size,
+prices that swing for a smaller one. Where a price rose and the curve on the right did not follow, \
+the network no longer listens: it has learnt its sample by heart, \
+or the wishes exclude each other.{% endcall %}{% endif %}
 <h2>The alternatives</h2>
-{% call figure('alternatives') %}Bars are one standard error. A model that lies below and left of another by more than the bars can be dropped; between the others it is for you to choose. "Shifted" models are the same networks with
-their predictions corrected after training. {{ '' if beside else 'Put other runs on the same classes here with --beside.' }}{% endcall %}
-<div class="scroll"><table><tr><th>model</th><th>{{ run.overall }}, test</th><th>{{ run.lowest }}, validation</th><th>{{ run.lowest }}, test</th></tr>{% for p in points %}
-<tr><td class="name">{{ p.name }}</td><td>{{ p.x | pct }}</td><td>{{ p.y_validation | pct }}</td><td>{{ p.y | pct }}</td></tr>{% endfor %}</table></div>
-<p class="note">{% if points | selectattr('shifted') | list %}A shift is chosen on the validation {{ run.things }}, so its validation number flatters it.{% endif %}{% if other_split %} Not on the same split as this run, so judged on other {{ run.things }}: {{ other_split | join(', ') }}.{% endif %}</p>
+{% call figure('alternatives') %}Bars are one standard error. A model that lies below and left \
+of another by more than the bars can be dropped; between the others it is for you to choose. \
+"Shifted" models are the same networks with
+their predictions corrected after training. \
+{{ '' if beside else 'Put other runs on the same classes here with --beside.' }}{% endcall %}
+<div class="scroll"><table><tr><th>model</th><th>{{ run.overall }}, test</th>\
+<th>{{ run.lowest }}, validation</th><th>{{ run.lowest }}, test</th></tr>{% for p in points %}
+<tr><td class="name">{{ p.name }}</td><td>{{ p.x | pct }}</td>\
+<td>{{ p.y_validation | pct }}</td><td>{{ p.y | pct }}</td></tr>{% endfor %}</table></div>
+<p class="note">{% if points | selectattr('shifted') | list %}A shift is chosen \
+on the validation {{ run.things }}, so its validation number flatters it.{% endif %}\
+{% if other_split %} Not on the same split as this run, so judged on other {{ run.things }}: \
+{{ other_split | join(', ') }}.{% endif %}</p>
 <h2>All classes</h2>
-<details {{ 'open' if run.m <= 20 else '' }}><summary>{{ run.m }} classes, largest first</summary><div class="scroll">
-<table><tr><th>class</th><th>training {{ run.things }}</th><th>test {{ run.things }}</th><th>recall, validation</th><th>recall, test</th><th>95% interval</th><th>precision, test</th><th>share of predictions, test</th></tr>
-{% for c in classes %}<tr><td class="name">{{ c.name }}</td><td>{{ c.train }}</td><td>{{ c.test }}</td><td>{{ c.validation | pct }}</td><td>{{ c.recall | pct }}</td>
-<td>{{ c.low | pct }} – {{ c.high | pct }}</td><td>{{ c.precision | pct }}</td><td>{{ c.coverage | pct }}</td></tr>{% endfor %}</table></div></details>
-<p class="note">Precision is the share of a class's predictions that are right, and depends on the class mix: here that of the test {{ run.things }}. The share of predictions is for {{ run.things }} with all classes equally frequent.</p>
+<details {{ 'open' if run.m <= 20 else '' }}><summary>{{ run.m }} classes, largest first</summary>\
+<div class="scroll">
+<table><tr><th>class</th><th>training {{ run.things }}</th><th>test {{ run.things }}</th>\
+<th>recall, validation</th><th>recall, test</th><th>95% interval</th>\
+<th>precision, test</th><th>share of predictions, test</th></tr>
+{% for c in classes %}<tr><td class="name">{{ c.name }}</td><td>{{ c.train }}</td>\
+<td>{{ c.test }}</td><td>{{ c.validation | pct }}</td><td>{{ c.recall | pct }}</td>
+<td>{{ c.low | pct }} – {{ c.high | pct }}</td><td>{{ c.precision | pct }}</td>\
+<td>{{ c.coverage | pct }}</td></tr>{% endfor %}</table></div></details>
+<p class="note">Precision is the share of a class's predictions that are right, \
+and depends on the class mix: here that of the test {{ run.things }}. \
+The share of predictions is for {{ run.things }} with all classes equally frequent.</p>
 <h2>How it was made</h2>
-<table>{% for k, v in facts.items() %}<tr><td>{{ k }}</td><td class="name">{{ v }}</td></tr>{% endfor %}</table>
+<table>{% for k, v in facts.items() %}\
+<tr><td>{{ k }}</td><td class="name">{{ v }}</td></tr>{% endfor %}</table>
 </body></html>
 '''
 
 # %% ../nbs/07b_report.ipynb #605ff32a
 def certificate(run): # `Run`
-    "What the test images prove, at 95% confidence, of the worst class, of head and tail, and of the worst tenth of many classes"
+    ("What the test images prove, at 95% confidence, of the worst class, of head and tail, "
+        "and of the worst tenth of many classes")
     C, k = run.confusion['test'].round(), tenth_of(run.m)
     r = recall(C)
     claims = {'the recall of every class': (nanmin(r), certified_recall(C))}
-    if run.groups is not None: claims['the mean recall of head and of tail'] = nanmin(group_mean(r, run.groups)), certified_recall(C, groups=run.groups)
-    if run.m > 20: claims[f'the mean recall of the worst {k} classes'] = mean_of_worst(r, k), certified_recall(C, k)
-    return [f'{what} is at least {percent(bound)} (measured: {percent(read.item())})' for what, (read, bound) in claims.items()]
+    if run.groups is not None:
+        claims['the mean recall of head and of tail'] = (
+            nanmin(group_mean(r, run.groups)), certified_recall(C, groups=run.groups))
+    if run.m > 20:
+        claims[f'the mean recall of the worst {k} classes'] = (
+            mean_of_worst(r, k), certified_recall(C, k))
+    return [f'{what} is at least {percent(bound)} (measured: {percent(read.item())})'
+        for what, (read, bound) in claims.items()]
 
 # %% ../nbs/07b_report.ipynb #3b06ca6b
 def class_rows(run): # `Run`
     "What the page's table says of each class, largest first"
     C, V = run.confusion['test'], run.confusion['validation']
-    columns = dict(train=run.counts, test=run.test_counts, validation=recall(V), recall=recall(C), precision=precision(C), coverage=balanced_coverage(C))
+    columns = dict(train=run.counts, test=run.test_counts, validation=recall(V),
+        recall=recall(C), precision=precision(C), coverage=balanced_coverage(C))
     columns |= dict(zip(('low', 'high'), recall_intervals(C.diagonal(), run.test_counts)))
-    return [dict(name=run.names[i], **{k: v[i].item() for k, v in columns.items()}) for i in run.order.tolist()]
+    return [dict(name=run.names[i], **{k: v[i].item() for k, v in columns.items()})
+        for i in run.order.tolist()]
 
 def size_sentence(run): # `Run`
     "What the larger half of the classes has over the smaller half, if sizes differ"
-    if run.counts.min() == run.counts.max(): return f'All classes have the same number of training {run.things}.'
-    large, small = [recall(run.confusion['test'])[i].nanmean().item() for i in run.order.tensor_split(2)]
-    return f'On average the larger half of the classes is recognised in {percent(large)} of its test {run.things}, the smaller half in {percent(small)}.'
+    if run.counts.min() == run.counts.max():
+        return f'All classes have the same number of training {run.things}.'
+    large, small = [recall(run.confusion['test'])[i].nanmean().item()
+        for i in run.order.tensor_split(2)]
+    return (f'On average the larger half of the classes is recognised in {percent(large)} '
+        f'of its test {run.things}, the smaller half in {percent(small)}.')
 
 def facts(run): # `Run`
     "How a run was made, for the last table"
     r, s, recipe = run.record, run.spec, run.record['spec']['recipe']
-    schedule = f"{recipe['steps']} steps of {recipe['batch_size']} {run.things}, learning rate {recipe['learning_rate']:g}, weight decay {recipe['weight_decay']:g}"
+    schedule = (f"{recipe['steps']} steps of {recipe['batch_size']} {run.things}, "
+        f"learning rate {recipe['learning_rate']:g}, weight decay {recipe['weight_decay']:g}")
     versions = ', '.join(f'{k} {v}' for k, v in r['versions'].items())
     together = f", first of {len(r['members'])} runs together" if 'members' in r else ''
-    return dict(training=schedule, multipliers=f"step size {s.step_size:g}, every {recipe['update_every']} steps", seeds=f'{s.seed}{together} (split {s.split_seed})',
-        split=r['split_hash'], teacher=s.teacher or 'none', device=r['device'], versions=versions)
+    return dict(training=schedule,
+        multipliers=f"step size {s.step_size:g}, every {recipe['update_every']} steps",
+        seeds=f'{s.seed}{together} (split {s.split_seed})', split=r['split_hash'],
+        teacher=s.teacher or 'none', device=r['device'], versions=versions)
 
 # %% ../nbs/07b_report.ipynb #4cda9bf3
-FIGURES = dict(recall='Recall of each class, largest class first', confusion='Confusion matrix on test images', # chkstyle: ignore-node
-    history='Multipliers and what they achieved over training', alternatives='This run and its alternatives')
+FIGURES = dict(recall='Recall of each class, largest class first', # chkstyle: ignore-node
+    confusion='Confusion matrix on test images',
+    history='Multipliers and what they achieved over training',
+    alternatives='This run and its alternatives')
 
 def write_report(
     folder, # Of a finished run
@@ -388,7 +530,8 @@ def write_report(
     "Write report.html, and its figures as report-*.png, into a run's folder"
     import jinja2, matplotlib.pyplot as plt
     run = Run(folder)
-    points, drawn = alternatives(run, beside), dict(recall=draw_recall(run), confusion=draw_confusion(run))
+    points, drawn = (alternatives(run, beside),
+        dict(recall=draw_recall(run), confusion=draw_confusion(run)))
     if run.problem.k and run.record['history']: drawn['history'] = draw_history(run)
     drawn['alternatives'], images = draw_alternatives(run, points), {}
     for name, fig in drawn.items():
@@ -399,10 +542,13 @@ def write_report(
         images[name] = 'data:image/png;base64,' + base64.b64encode(buffer.getvalue()).decode()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters['pct'] = percent
-    moved = [f.name for f in map(Path, beside) if read_record(f)['split_hash'] != run.record['split_hash']]
+    moved = [f.name for f in map(Path, beside)
+        if read_record(f)['split_hash'] != run.record['split_hash']]
     page = environment.from_string(PAGE + PAGE_END)
-    made = dict(verdict=judge(run), classes=class_rows(run), mistakes=mistakes(run), sizes=size_sentence(run), certified=certificate(run), facts=facts(run))
+    made = dict(verdict=judge(run), classes=class_rows(run), mistakes=mistakes(run),
+        sizes=size_sentence(run), certified=certificate(run), facts=facts(run))
     alt = {k: said.replace('images', run.things) for k, said in FIGURES.items()}
-    text = page.render(run=run, figures=images, alt=alt, points=points, style=STYLE, beside=beside, other_split=moved, **made)
+    text = page.render(run=run, figures=images, alt=alt, points=points, style=STYLE,
+        beside=beside, other_split=moved, **made)
     write_atomically(run.folder / 'report.html', text)
     return run.folder / 'report.html'

@@ -18,7 +18,8 @@ from pathlib import Path
 from . import gains, goals
 from .data import DATASETS, load, locate, source_of
 from .distillation import ensemble_scores
-from .gains import InputError, average_recall, balanced_coverage, confusion_matrix, group_mean, head_tail_groups, nanmin, recall, worst_recall
+from .gains import (InputError, average_recall, balanced_coverage, confusion_matrix,
+    group_mean, head_tail_groups, nanmin, recall, worst_recall)
 from .losses import KINDS
 from .postshift import PostShiftClassifier
 from .common import check_fields, check_value, option, write_atomically
@@ -30,87 +31,128 @@ from .samples import certified_recall, mean_of_worst, tenth_of
 # %% ../nbs/07_runs.ipynb #b549898d
 def one_of(value, known, what):
     "The value, or a one-line error that lists what is known"
-    if value not in known: raise InputError(f"unknown {what} '{value}'; use one of {', '.join(known)}")
+    if value not in known:
+        raise InputError(f"unknown {what} '{value}'; use one of {', '.join(known)}")
     return value
 
 # %% ../nbs/07_runs.ipynb #1c56071e
 @dataclasses.dataclass(frozen=True)
 class Goal:
     "What a goal by name stands for"
-    make: object # Function of (m,) training priors, `Spec` and (m,) target priors that returns a `Problem`
+    # Function of (m,) training priors, `Spec` and (m,) target priors that returns a `Problem`
+    make: object
     wanted: str # In words, for a report; may hold {each}, {tau}, {fraction} and {target}
     asks: tuple = () # Fields of `Spec` it has a use for
     measured: bool = True # Does it have multipliers, so that training must measure?
     shift: bool = True # Can a post-shift serve it better than the largest probability?
-    overall: str = 'average recall' # What it trades for its quantity; or 'accuracy at the training mix'
+    # What it trades for its quantity; or 'accuracy at the training mix'
+    overall: str = 'average recall'
     quantity: str = 'recall' # What it looks at in each class or group, by name ...
-    values: object = lambda C, p: recall(C) # ... and as a function of (..., m, m) confusions and (m,) priors
-    target: object = lambda spec, m: None # Smallest value wanted, or one for each class or group, if there is a target
+    # ... and as a function of (..., m, m) confusions and (m,) priors
+    values: object = lambda C, p: recall(C)
+    # Smallest value wanted, or one for each class or group, if there is a target
+    target: object = lambda spec, m: None
 
 # %% ../nbs/07_runs.ipynb #a5354393
 def _weights(spec, m):
     "Weight of one class raised, the others 1"
-    if spec.weighted_class >= m: raise InputError(f'weighted_class is {spec.weighted_class}, outside the classes 0..{m - 1}')
-    return torch.ones(m, dtype=torch.float64).index_fill(0, torch.tensor(spec.weighted_class), spec.weight)
+    if spec.weighted_class >= m:
+        raise InputError(f'weighted_class is {spec.weighted_class}, '
+            f'outside the classes 0..{m - 1}')
+    return torch.ones(m, dtype=torch.float64).index_fill(
+        0, torch.tensor(spec.weighted_class), spec.weight)
 
-GOALS = dict(accuracy=Goal(lambda p, s, t: gains.accuracy_goal(p), measured=False, shift=False, overall='accuracy at the training mix',
+GOALS = dict(accuracy=Goal(lambda p, s, t: gains.accuracy_goal(p), measured=False, shift=False,
+    overall='accuracy at the training mix',
     wanted='as many right answers as possible, on images mixed like the training sample'))
-GOALS['weighted-accuracy'] = Goal(lambda p, s, t: gains.accuracy_goal(p, _weights(s, len(p))), measured=False, shift=False, asks=('weighted_class', 'weight'),
+GOALS['weighted-accuracy'] = Goal(lambda p, s, t: gains.accuracy_goal(p, _weights(s, len(p))),
+    measured=False, shift=False, asks=('weighted_class', 'weight'),
     wanted='as many right answers as possible, where one class counts more than the others')
 GOALS['average-recall'] = Goal(lambda p, s, t: gains.average_recall_goal(p, t), measured=False,
     wanted='the average of the recalls of all classes, as high as possible')
-GOALS['worst-case-recall'] = Goal(lambda p, s, t: gains.worst_case_recall(p, s.class_groups(t), t), asks=('groups',),
+GOALS['worst-case-recall'] = Goal(
+    lambda p, s, t: gains.worst_case_recall(p, s.class_groups(t), t), asks=('groups',),
     wanted='the smallest recall of {each}, as high as possible')
 
 # %% ../nbs/07_runs.ipynb #4dac6d63
-GOALS['recall'] = Goal(lambda p, s, t: gains.recall_constraint(p, s.tau, t), asks=('tau',), overall='accuracy at the training mix', target=lambda s, m: s.tau,
+GOALS['recall'] = Goal(lambda p, s, t: gains.recall_constraint(p, s.tau, t), asks=('tau',),
+    overall='accuracy at the training mix', target=lambda s, m: s.tau,
     wanted='as many right answers as possible, while the recall of every class is at least {tau}')
-GOALS['precision'] = Goal(lambda p, s, t: gains.precision_constraint(p, s.tau, t), asks=('tau',), overall='accuracy at the training mix', target=lambda s, m: s.tau,
+GOALS['precision'] = Goal(lambda p, s, t: gains.precision_constraint(p, s.tau, t), asks=('tau',),
+    overall='accuracy at the training mix', target=lambda s, m: s.tau,
     quantity='precision', values=lambda C, p: gains.precision(gains.at_priors(C, p)),
-    wanted='as many right answers as possible, while the precision of every class is at least {tau}')
-GOALS['coverage'] = Goal(lambda p, s, t: gains.coverage_constraint(p, s.fraction, t), asks=('fraction',), target=lambda s, m: s.fraction,
-    quantity='share of predictions over share of training sample', values=lambda C, p: gains.coverage(gains.at_priors(C, p)) / p,
-    wanted='the average recall as high as possible, while every class gets at least {fraction} of its share of the training sample among the predictions')
-GOALS['balanced-coverage'] = Goal(lambda p, s, t: gains.balanced_coverage_constraint(p, s.fraction, s.class_groups(t), t), asks=('fraction', 'groups'),
-    target=lambda s, m: s.fraction / m, quantity='share of predictions', values=lambda C, p: balanced_coverage(C),
-    wanted='the average recall as high as possible, while {each} gets at least {fraction} of an equal share of the predictions, that is {target}')
+    wanted=('as many right answers as possible, '
+        'while the precision of every class is at least {tau}'))
+GOALS['coverage'] = Goal(lambda p, s, t: gains.coverage_constraint(p, s.fraction, t),
+    asks=('fraction',), target=lambda s, m: s.fraction,
+    quantity='share of predictions over share of training sample',
+    values=lambda C, p: gains.coverage(gains.at_priors(C, p)) / p,
+    wanted=('the average recall as high as possible, while every class gets at least '
+        '{fraction} of its share of the training sample among the predictions'))
+GOALS['balanced-coverage'] = Goal(
+    lambda p, s, t: gains.balanced_coverage_constraint(p, s.fraction, s.class_groups(t), t),
+    asks=('fraction', 'groups'), target=lambda s, m: s.fraction / m,
+    quantity='share of predictions', values=lambda C, p: balanced_coverage(C),
+    wanted=('the average recall as high as possible, while {each} gets at least '
+        '{fraction} of an equal share of the predictions, that is {target}'))
 
 # %% ../nbs/07_runs.ipynb #4b464fed
-GOALS['geometric-mean'] = Goal(lambda p, s, t: goals.geometric_mean_goal(p, t), overall='geometric mean of the recalls', wanted='the geometric mean of the recalls, as high as possible')
-GOALS['harmonic-mean'] = Goal(lambda p, s, t: goals.harmonic_mean_goal(p, t), overall='harmonic mean of the recalls', wanted='the harmonic mean of the recalls, as high as possible')
-GOALS['quadratic-mean'] = Goal(lambda p, s, t: goals.quadratic_mean_goal(p, t), overall='1 less the quadratic mean of the misses', wanted='the quadratic mean of the misses, as low as possible')
+GOALS['geometric-mean'] = Goal(lambda p, s, t: goals.geometric_mean_goal(p, t),
+    overall='geometric mean of the recalls',
+    wanted='the geometric mean of the recalls, as high as possible')
+GOALS['harmonic-mean'] = Goal(lambda p, s, t: goals.harmonic_mean_goal(p, t),
+    overall='harmonic mean of the recalls',
+    wanted='the harmonic mean of the recalls, as high as possible')
+GOALS['quadratic-mean'] = Goal(lambda p, s, t: goals.quadratic_mean_goal(p, t),
+    overall='1 less the quadratic mean of the misses',
+    wanted='the quadratic mean of the misses, as low as possible')
 GOALS['alpha-fair'] = Goal(lambda p, s, t: goals.alpha_fair_goal(p, s.alpha, t), asks=('alpha',),
-    overall='power mean of the recalls', wanted='the power mean of the recalls with exponent 1 - {alpha:g}, as high as possible')
+    overall='power mean of the recalls',
+    wanted='the power mean of the recalls with exponent 1 - {alpha:g}, as high as possible')
 GOALS['soft-min'] = Goal(lambda p, s, t: goals.soft_min_goal(p, s.beta, t), asks=('beta',),
-    overall='soft minimum of the recalls', wanted='the soft minimum of the recalls, at sharpness {beta:g}, as high as possible')
-GOALS['worst-k'] = Goal(lambda p, s, t: goals.worst_k_goal(p, s.worst_of(len(p)), t), asks=('worst_k',),
-    overall='mean recall of the worst classes', wanted='the mean recall of the {worst_k} classes that are found least, as high as possible')
+    overall='soft minimum of the recalls',
+    wanted='the soft minimum of the recalls, at sharpness {beta:g}, as high as possible')
+GOALS['worst-k'] = Goal(lambda p, s, t: goals.worst_k_goal(p, s.worst_of(len(p)), t),
+    asks=('worst_k',), overall='mean recall of the worst classes',
+    wanted='the mean recall of the {worst_k} classes that are found least, as high as possible')
 
 # %% ../nbs/07_runs.ipynb #1b8265c5
 _F1 = dict(quantity='F1', values=lambda C, p: goals.f1(gains.at_priors(C, p)))
-GOALS['macro-f1'] = Goal(lambda p, s, t: goals.macro_f1_goal(p, t), **_F1, overall='macro-F1', wanted='the mean F1 of the classes, as high as possible')
-GOALS['worst-f1'] = Goal(lambda p, s, t: goals.worst_f1_goal(p, t), **_F1, overall='smallest F1', wanted='the smallest F1 of a class, as high as possible')
-GOALS['micro-f1'] = Goal(lambda p, s, t: goals.micro_f1_goal(p, s.background, t), **_F1, asks=('background',),
-    overall='micro-F1', wanted='the F1 of all classes but class {background} together, as high as possible')
-GOALS['mean-iou'] = Goal(lambda p, s, t: goals.mean_iou_goal(p, t), quantity='intersection over union',
-    values=lambda C, p: goals.iou(gains.at_priors(C, p)), overall='mean intersection over union', wanted='the mean intersection over union of the classes, as high as possible')
-GOALS['recall-at-precision'] = Goal(lambda p, s, t: goals.recall_at_precision(p, s.tau, s.class_index, t), asks=('tau', 'class_index'),
-    overall='recall of that class', wanted='the recall of class {class_index} as high as possible, while its precision is at least {tau}')
+GOALS['macro-f1'] = Goal(lambda p, s, t: goals.macro_f1_goal(p, t), **_F1,
+    overall='macro-F1', wanted='the mean F1 of the classes, as high as possible')
+GOALS['worst-f1'] = Goal(lambda p, s, t: goals.worst_f1_goal(p, t), **_F1,
+    overall='smallest F1', wanted='the smallest F1 of a class, as high as possible')
+GOALS['micro-f1'] = Goal(lambda p, s, t: goals.micro_f1_goal(p, s.background, t), **_F1,
+    asks=('background',), overall='micro-F1',
+    wanted='the F1 of all classes but class {background} together, as high as possible')
+GOALS['mean-iou'] = Goal(lambda p, s, t: goals.mean_iou_goal(p, t),
+    quantity='intersection over union', values=lambda C, p: goals.iou(gains.at_priors(C, p)),
+    overall='mean intersection over union',
+    wanted='the mean intersection over union of the classes, as high as possible')
+GOALS['recall-at-precision'] = Goal(
+    lambda p, s, t: goals.recall_at_precision(p, s.tau, s.class_index, t),
+    asks=('tau', 'class_index'), overall='recall of that class',
+    wanted=('the recall of class {class_index} as high as possible, '
+        'while its precision is at least {tau}'))
 
 # %% ../nbs/07_runs.ipynb #7d20708d
-SETTINGS = tuple(dict.fromkeys(['groups', 'tail', 'fraction', 'tau', *[name for goal in GOALS.values() if goal.shift for name in goal.asks],
+SETTINGS = tuple(dict.fromkeys(['groups', 'tail', 'fraction', 'tau',
+    *[name for goal in GOALS.values() if goal.shift for name in goal.asks],
     'constraint', 'max_multiplier', 'tolerance']))
 CONSTRAINTS = 'recall', 'precision', 'coverage', 'balanced-coverage'
 FIRST_SETTINGS = 'groups', 'tail', 'tau', 'fraction' # Of version 0.1
 
 # %% ../nbs/07_runs.ipynb #42c27b87
-FIRST_FIELDS = ('dataset', 'model', 'objective', 'loss', 'step_size', 'seed', 'split_seed', 'groups', 'tail', 'fraction', 'tau', # chkstyle: ignore-node
-    'weighted_class', 'weight', 'teacher', 'temperature', 'gamma', 'recipe', 'steps', 'batch_size', 'learning_rate', 'momentum',
-    'nesterov', 'weight_decay', 'decay_kernels_only', 'warmup', 'milestones', 'decay', 'augment', 'update_every') # Of version 0.1
+FIRST_FIELDS = ('dataset', 'model', 'objective', 'loss', 'step_size', # chkstyle: ignore-node
+    'seed', 'split_seed', 'groups', 'tail', 'fraction', 'tau', 'weighted_class', 'weight',
+    'teacher', 'temperature', 'gamma', 'recipe', 'steps', 'batch_size', 'learning_rate',
+    'momentum', 'nesterov', 'weight_decay', 'decay_kernels_only', 'warmup', 'milestones',
+    'decay', 'augment', 'update_every') # Of version 0.1
 
 def counted(x): # A `Spec` or `Recipe`
     "Its fields that count in a run's id: those of version 0.1, and later ones where they are set"
-    fields = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if f.name in FIRST_FIELDS or getattr(x, f.name) != f.default}
+    fields = {f.name: getattr(x, f.name) for f in dataclasses.fields(x)
+        if f.name in FIRST_FIELDS or getattr(x, f.name) != f.default}
     return {k: counted(v) if dataclasses.is_dataclass(v) else v for k, v in fields.items()}
 
 # %% ../nbs/07_runs.ipynb #7a46e7c2
@@ -122,27 +164,35 @@ def _share(name, value):
 
 def check_targets(
     name, # Of the field
-    given, # A number; {class: number}, the rest under None; or (number of the rest, ((class, number), ...))
+    # A number; {class: number}, the rest under None;
+    # or (number of the rest, ((class, number), ...))
+    given,
     rest # Number of the rest unless given
 ): # A number, or (number of the rest, ((class, number), ...)) in the order of the alphabet
     "Targets in their one form, or an error that names the class"
     if not isinstance(given, (dict, list, tuple)): return _share(name, given)
-    if isinstance(given, dict): given = given.get(None, rest), [(c, v) for c, v in given.items() if c is not None]
+    if isinstance(given, dict):
+        given = given.get(None, rest), [(c, v) for c, v in given.items() if c is not None]
     try: rest, own = given[0], sorted((str(c), _share(f'{name} of {c}', v)) for c, v in given[1])
     except InputError: raise
-    except (IndexError, TypeError, ValueError): raise InputError(f'{name} is {given!r}; give a number from 0 to 1, or {{class: number}}') from None
-    if twice := [a for (a, _), (b, _) in zip(own, own[1:]) if a == b]: raise InputError(f"{name} names '{twice[0]}' twice; give one number")
+    except (IndexError, TypeError, ValueError):
+        raise InputError(f'{name} is {given!r}; '
+            'give a number from 0 to 1, or {class: number}') from None
+    if twice := [a for (a, _), (b, _) in zip(own, own[1:]) if a == b]:
+        raise InputError(f"{name} names '{twice[0]}' twice; give one number")
     rest = _share(name, rest)
     return (rest, tuple(own)) if own else rest
 
 # %% ../nbs/07_runs.ipynb #7a46e7c6
 def targets_of(name, targets, units): # Field; from `check_targets`; names of all classes or groups
-    "Targets as a list in the order of the names, or an error that says which name is not among them"
+    ("Targets as a list in the order of the names, "
+        "or an error that says which name is not among them")
     if not isinstance(targets, tuple): return [targets] * len(units)
     rest, own = targets[0], dict(targets[1])
     if odd := [c for c in own if c not in units]:
         shown = ', '.join([*units[:10], *['...'] * (len(units) > 10)])
-        raise InputError(f"{name} names '{odd[0]}', which is not one of {shown}; give {name} for these")
+        raise InputError(f"{name} names '{odd[0]}', which is not one of {shown}; "
+            f'give {name} for these')
     return [own.get(c, rest) for c in units]
 
 def most_frequent(values): # List of numbers
@@ -157,16 +207,21 @@ def check_model(model): # Name of a network
 
 def check_views(views, teacher, recipe): # As `Spec` has them
     "Refuse views that nobody labels, or that are the images themselves"
-    if not teacher: raise InputError(f'views is {views}, but nobody is there to label them; give a teacher')
+    if not teacher:
+        raise InputError(f'views is {views}, but nobody is there to label them; give a teacher')
     changed = recipe != recipe.as_they_are
-    if not changed: raise InputError(f'views is {views}, but the recipe changes no image; give augment or mixup')
+    if not changed:
+        raise InputError(f'views is {views}, but the recipe changes no image; '
+            'give augment or mixup')
 
 # %% ../nbs/07_runs.ipynb #37d6c4f3
 @dataclasses.dataclass(frozen=True)
 class Spec:
     "Everything that decides the outcome of a run"
     dataset: str = 'digits-lt' # A name, or the path of one's own images or table
-    model: str = option('resnet8-w8', 'resnet20, resnet56, resnet8-w8, mlp-128, linear, ...; resnet18@224 to enlarge images; a torchvision classifier; timm:NAME; or package.module:factory')
+    model: str = option('resnet8-w8', 'resnet20, resnet56, resnet8-w8, mlp-128, linear, ...; '
+        'resnet18@224 to enlarge images; a torchvision classifier; timm:NAME; '
+        'or package.module:factory')
     objective: str = option('accuracy', f"one of {', '.join(GOALS)}")
     loss: str = option('cross-entropy', f"one of {', '.join(KINDS)}")
     step_size: float = option(.1, 'omega, of the multipliers', 'positive')
@@ -174,14 +229,22 @@ class Spec:
     split_seed: int = option(0, 'of which images go where', 'whole')
     groups: str = option('class', "'class' or 'head-tail'")
     tail: float = option(.1, 'share of the classes that are the tail', 'inner')
-    fraction: float | tuple = option(.95, 'target of coverage constraints, as a share of the class prior; CLASS=NUMBER for one class (or for head, tail)', 'targets')
-    tau: float | tuple = option(.5, 'target of recall and precision constraints; CLASS=NUMBER for one class', 'targets')
-    alpha: float = option(4., "of objective 'alpha-fair': 0 the mean, 1 the geometric mean, 2 the harmonic mean, the larger the nearer to the worst", 'nonnegative')
-    beta: float = option(20., "of objective 'soft-min': the larger, the nearer to the worst", 'positive')
-    worst_k: int = option(None, "of objective 'worst-k': how many classes; a tenth of them, at least 2, unless given", 'count')
-    background: int = option(0, "of objective 'micro-f1': the class that is nothing to be found", 'whole')
-    class_index: int = option(0, "of objective 'recall-at-precision': the class to be found", 'whole')
-    constraint: str = option('', f"an objective whose constraints are to be met besides: {', '.join(CONSTRAINTS)}")
+    fraction: float | tuple = option(.95, 'target of coverage constraints, '
+        'as a share of the class prior; CLASS=NUMBER for one class (or for head, tail)', 'targets')
+    tau: float | tuple = option(.5, 'target of recall and precision constraints; '
+        'CLASS=NUMBER for one class', 'targets')
+    alpha: float = option(4., "of objective 'alpha-fair': 0 the mean, 1 the geometric mean, "
+        '2 the harmonic mean, the larger the nearer to the worst', 'nonnegative')
+    beta: float = option(20.,
+        "of objective 'soft-min': the larger, the nearer to the worst", 'positive')
+    worst_k: int = option(None, "of objective 'worst-k': how many classes; "
+        'a tenth of them, at least 2, unless given', 'count')
+    background: int = option(0,
+        "of objective 'micro-f1': the class that is nothing to be found", 'whole')
+    class_index: int = option(0,
+        "of objective 'recall-at-precision': the class to be found", 'whole')
+    constraint: str = option('', 'an objective whose constraints are to be met besides: '
+        f"{', '.join(CONSTRAINTS)}")
     weighted_class: int = option(0, "of objective 'weighted-accuracy'", 'whole')
     weight: float = option(1., "of that class, where the others' is 1", 'positive')
     teacher: str = '' # Id of the run whose scores are the labels
@@ -190,25 +253,30 @@ class Spec:
     recipe: Recipe = Recipe()
     image_size: int = option(None, "side in pixels to which a folder's images are brought", 'count')
     max_multiplier: float = option(10., 'largest multiplier of a constraint', 'positive')
-    tolerance: float = option(1e-3, 'violation up to which a constraint counts as met, at most a fiftieth of its bound', 'nonnegative')
+    tolerance: float = option(1e-3, 'violation up to which a constraint counts as met, '
+        'at most a fiftieth of its bound', 'nonnegative')
     swapped: bool = option(False, 'exchange the validation and test samples', 'flag')
-    weights: str = option('', 'to start from: a file, .safetensors or a state dict, of torchvision, timm '
-        'or a run; or DEFAULT, fetched from the hub')
+    weights: str = option('', 'to start from: a file, .safetensors or a state dict, '
+        'of torchvision, timm or a run; or DEFAULT, fetched from the hub')
     freeze: bool = option(False, 'leave those weights as they are, but for the head', 'flag')
-    team: tuple = () # Seeds of the runs, its own among them, whose ensemble the multipliers are moved by
-    views: int = option(0, 'of each training image, changed as the recipe has it, for a teacher to label; '
-        '0: its scores on the images as they are', 'whole')
+    # Seeds of the runs, its own among them, whose ensemble the multipliers are moved by
+    team: tuple = ()
+    views: int = option(0, 'of each training image, changed as the recipe has it, '
+        'for a teacher to label; 0: its scores on the images as they are', 'whole')
     label: str = option('', 'column with the classes, of a table (.csv or .parquet)')
 
     def __post_init__(self):
         object.__setattr__(self, 'team', tuple(self.team))
         object.__setattr__(self, 'dataset', locate(self.dataset))
-        for k in TARGETS: object.__setattr__(self, k, check_targets(k, getattr(self, k), getattr(Spec, k)))
+        for k in TARGETS: object.__setattr__(self, k,
+            check_targets(k, getattr(self, k), getattr(Spec, k)))
         check_fields(self)
-        for what, known in (('objective', GOALS), ('loss', KINDS), ('groups', ('class', 'head-tail'))): one_of(getattr(self, what), known, what)
-        if self.team and model_source(self.model) != 'ncdo':
-            raise InputError(f"model '{self.model}' trains alone, so its runs cannot share multipliers")
-        if 'teacher' in KINDS[self.loss].needs and not self.teacher: raise InputError(f"loss '{self.loss}' needs the labels of a teacher")
+        for what, known in (('objective', GOALS), ('loss', KINDS),
+            ('groups', ('class', 'head-tail'))): one_of(getattr(self, what), known, what)
+        if self.team and model_source(self.model) != 'ncdo': raise InputError(
+            f"model '{self.model}' trains alone, so its runs cannot share multipliers")
+        if 'teacher' in KINDS[self.loss].needs and not self.teacher:
+            raise InputError(f"loss '{self.loss}' needs the labels of a teacher")
         if self.constraint: one_of(self.constraint, CONSTRAINTS, 'constraint')
         if self.views: check_views(self.views, self.teacher, self.recipe)
         check_model(self.model)
@@ -231,7 +299,8 @@ def run_hash(spec): # `Spec`
 def goal(self:Spec): return GOALS[self.objective]
 
 @patch(as_prop=True)
-def measured(self:Spec): return self.goal.measured or bool(self.constraint) # Does training move multipliers?
+def measured(self:Spec): # Does training move multipliers?
+    return self.goal.measured or bool(self.constraint)
 
 @patch(as_prop=True)
 def asks(self:Spec): # Fields that the goal has a use for
@@ -242,7 +311,8 @@ def asks(self:Spec): # Fields that the goal has a use for
 def start(self:Spec): return Start(self.model, self.weights, self.freeze) if self.weights else None
 
 @patch
-def class_groups(self:Spec, priors): return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
+def class_groups(self:Spec, priors):
+    return head_tail_groups(priors, self.tail) if self.groups == 'head-tail' else None
 
 # %% ../nbs/07_runs.ipynb #dcee5c4e
 @patch
@@ -284,22 +354,30 @@ def shown_groups(self:Spec, priors):
 @patch
 def units(self:Spec, names): # Of the classes
     "What the goal has targets for, by name"
-    return ['head', 'tail'] if self.groups == 'head-tail' and 'groups' in self.asks else list(map(str, names))
+    return (['head', 'tail'] if self.groups == 'head-tail' and 'groups' in self.asks
+        else list(map(str, names)))
 
 @patch
 def at(self:Spec, names): # Of the classes
-    "The same for a `Goal` to read: a target is one number, or (k,) of them where classes or groups have their own"
+    ("The same for a `Goal` to read: a target is one number, "
+        "or (k,) of them where classes or groups have their own")
     there = copy.copy(self)
     for k, v in ((k, v) for k in TARGETS if isinstance(v := getattr(self, k), tuple)):
-        read = torch.tensor(targets_of(k, v, self.units(names)), dtype=torch.float64) if k in self.asks else v[0]
+        read = (torch.tensor(targets_of(k, v, self.units(names)), dtype=torch.float64)
+            if k in self.asks else v[0])
         object.__setattr__(there, k, read)
     return there
 
 @patch
-def problem(self:Spec, priors, target_priors=None, names=None): # Names of the classes; their numbers unless given
+def problem(
+    self:Spec, priors, target_priors=None,
+    names=None # Names of the classes; their numbers unless given
+):
     "The goal as a `Problem`, with the constraints added"
-    there, mix = self.at(names or range(len(priors))), priors if target_priors is None else target_priors
-    problem, added = [GOALS[name].make(priors, there, mix) if name else None for name in (self.objective, self.constraint)]
+    there, mix = (self.at(names or range(len(priors))),
+        priors if target_priors is None else target_priors)
+    problem, added = [GOALS[name].make(priors, there, mix) if name else None
+        for name in (self.objective, self.constraint)]
     return goals.constrained(problem, added) if added else problem
 
 # %% ../nbs/07_runs.ipynb #7a46e7c9
@@ -309,21 +387,24 @@ def settled(self:Spec, names): # Of the classes
     short, units = {}, self.units(names)
     for k in (k for k in TARGETS if k in self.asks):
         values = targets_of(k, getattr(self, k), units)
-        short[k] = {None: (rest := most_frequent(values))} | {c: v for c, v in zip(units, values) if v != rest}
+        short[k] = ({None: (rest := most_frequent(values))}
+            | {c: v for c, v in zip(units, values) if v != rest})
     return dataclasses.replace(self, **short)
 
 # %% ../nbs/07_runs.ipynb #a85f1df7
 def sample_metrics(
     counts # (m, m) confusion in images
 ): # Names beside those of `metrics`
-    "Mean recall of the worst tenth of the classes, and what every class's recall is at least (chapter 02d)"
+    ("Mean recall of the worst tenth of the classes, "
+        "and what every class's recall is at least (chapter 02d)")
     counts = torch.as_tensor(counts)
     worst_tenth = mean_of_worst(recall(counts.double()), tenth_of(len(counts)))
     return dict(worst_tenth_recall=worst_tenth.item(), certified_recall=certified_recall(counts))
 
 def measured(part, metric): # 'validation' or 'test' of a record; name of a metric
     "A metric on record, or, in records older than the metric, from their counts"
-    known = part if metric in part or 'confusion' not in part else part | sample_metrics(part['confusion'])
+    known = (part if metric in part or 'confusion' not in part
+        else part | sample_metrics(part['confusion']))
     return known[one_of(metric, known, 'metric')]
 
 # %% ../nbs/07_runs.ipynb #6d9d761b
@@ -333,8 +414,10 @@ def metrics(
 ): # Names as in the paper's tables
     "Average and worst recall and coverage, per class and for head and tail"
     cov = balanced_coverage(C)
-    return dict(avg_recall=average_recall(C).item(), min_recall=worst_recall(C).item(), min_coverage=cov.min().item(),
-        min_head_tail_recall=nanmin(group_mean(recall(C), groups)).item(), min_head_tail_coverage=group_mean(cov, groups).min().item())
+    return dict(avg_recall=average_recall(C).item(), min_recall=worst_recall(C).item(),
+        min_coverage=cov.min().item(),
+        min_head_tail_recall=nanmin(group_mean(recall(C), groups)).item(),
+        min_head_tail_coverage=group_mean(cov, groups).min().item())
 
 def assessment(
     y, # (n,) true classes
@@ -343,15 +426,17 @@ def assessment(
     groups, # (m,) head and tail
     tolerance=1e-3 # Violation up to which a constraint counts as met
 ): # A dict of plain values
-    "Metrics, per-class recall and coverage, objective and largest violation, and the counts behind them"
+    ("Metrics, per-class recall and coverage, objective and largest violation, "
+        "and the counts behind them")
     C = confusion_matrix(y, predicted, problem.m)
     objective, violations = problem.evaluate(C)
     bound, needs = problem.demands, problem.demanded
     met = problem.met(violations, tolerance)[needs].all().item()
     counts = (C * len(y)).round().int()
-    return dict(metrics(C, groups), **sample_metrics(counts), recall=recall(C).tolist(), coverage=balanced_coverage(C).tolist(), objective=objective.item(),
-        worst_violation=violations[needs].nan_to_num(nan=-math.inf).max().item() if bound else None, met=met if bound else None,
-        confusion=counts.tolist())
+    return dict(metrics(C, groups), **sample_metrics(counts), recall=recall(C).tolist(),
+        coverage=balanced_coverage(C).tolist(), objective=objective.item(),
+        worst_violation=violations[needs].nan_to_num(nan=-math.inf).max().item() if bound else None,
+        met=met if bound else None, confusion=counts.tolist())
 
 # %% ../nbs/07_runs.ipynb #0bcda12b
 def make_record(
@@ -364,33 +449,42 @@ def make_record(
     "Everything worth keeping about a finished run"
     problem, m = result.reduction.problem, data.num_classes
     accuracy = (result.train.argmax(-1) == data.y[data.train]).double().mean().item()
-    record = dict(id=spec.id, spec=dataclasses.asdict(spec), split_hash=data.split_hash, class_names=list(data.class_names),
+    record = dict(id=spec.id, spec=dataclasses.asdict(spec), split_hash=data.split_hash,
+        class_names=list(data.class_names),
         class_counts=torch.bincount(data.y[data.train]).tolist(), train_accuracy=accuracy,
         multipliers=result.reduction.multipliers.tolist(), at_bound=result.reduction.at_bound)
     for part in ('validation', 'test'):
         y = data.y[getattr(data, part)]
-        record[part] = assessment(y, getattr(result, part).argmax(-1), problem, spec.shown_groups(data.priors), spec.tolerance)
+        record[part] = assessment(y, getattr(result, part).argmax(-1), problem,
+            spec.shown_groups(data.priors), spec.tolerance)
     every = -(-len(result.history) // max(40, 2000 // m)) or 1
     thin = lambda v: [round(x, 5) for x in v] if isinstance(v, list) else v
     if model_source(spec.model) == 'import': record['source'] = source_hash(spec.model)
     if data.feature_names: record['features'] = len(data.feature_names)
     record['history'] = [{k: thin(v) for k, v in h.items()} for h in result.history[::every]]
-    versions = {p: importlib.metadata.version(p) for p in ('torch', 'numpy')} | dict(python=platform.python_version())
+    versions = ({p: importlib.metadata.version(p) for p in ('torch', 'numpy')}
+        | dict(python=platform.python_version()))
     name = torch.cuda.get_device_name(device) if device.type == 'cuda' else platform.machine()
-    return record | dict(versions=versions, device=f'{device.type} ({name})', seconds=round(seconds, 2))
+    return record | dict(versions=versions, device=f'{device.type} ({name})',
+        seconds=round(seconds, 2))
 
 # %% ../nbs/07_runs.ipynb #6937e123
 PARTS = 'train', 'validation', 'test'
 
-def write_weights(folder, record, data, result): # A run's folder; what `make_record` returns; `Data`; `Result`
+def write_weights(
+    folder, record, data, result # A run's folder; what `make_record` returns; `Data`; `Result`
+):
     "Write the network, with all that is needed to use it, in one move"
     from safetensors.torch import save
     white = source_of(data.name).white
     tensors = {f'net.{k}': v for k, v in result.weights.items()}
     tensors |= {k: getattr(result, k).float() * 255 / white for k in ('mean', 'std')}
-    facts = dict(id=record['id'], model=record['spec']['model'], shape=list(data.x.shape[1:]), class_names=list(data.class_names))
+    facts = dict(id=record['id'], model=record['spec']['model'], shape=list(data.x.shape[1:]),
+        class_names=list(data.class_names))
     if data.feature_names: facts['feature_names'] = list(data.feature_names)
-    write_atomically(Path(folder) / 'weights.safetensors', save({k: v.contiguous() for k, v in tensors.items()}, {k: json.dumps(v) for k, v in facts.items()}))
+    write_atomically(Path(folder) / 'weights.safetensors',
+        save({k: v.contiguous() for k, v in tensors.items()},
+            {k: json.dumps(v) for k, v in facts.items()}))
 
 # %% ../nbs/07_runs.ipynb #0cf8343f
 def read_record(folder): # A run's folder
@@ -398,18 +492,26 @@ def read_record(folder): # A run's folder
     path = Path(folder) / 'record.json'
     if not path.exists(): return None
     try: record = json.loads(path.read_text())
-    except ValueError: raise InputError(f'{path} is not a record (broken JSON); remove it to compute the run again') from None
-    if not isinstance(record, dict) or not {'id', 'spec', 'split_hash'} <= record.keys(): raise InputError(f'{path} is not the record of a run; choose another folder')
+    except ValueError:
+        raise InputError(f'{path} is not a record (broken JSON); '
+            'remove it to compute the run again') from None
+    if not isinstance(record, dict) or not {'id', 'spec', 'split_hash'} <= record.keys():
+        raise InputError(f'{path} is not the record of a run; choose another folder')
     return record
 
-def write_record(folder, record, data, result, weights=False): # As for `write_weights`; whether to keep the network too
-    "Write scores, the weights if wanted, then the record, each in one move: a folder with a record is complete"
+def write_record(
+    folder, record, data, result,
+    weights=False # As for `write_weights`; whether to keep the network too
+):
+    ("Write scores, the weights if wanted, then the record, each in one move: "
+        "a folder with a record is complete")
     if weights: write_weights(folder, record, data, result)
     scores = {p: getattr(result, p) for p in PARTS}
     _write_scores_and_record(folder, record, scores | {f'y_{p}': data.part(p)[1] for p in PARTS})
 
 def _write_scores_and_record(folder, record, tensors): # As `read_scores` gives them
-    for stale in Path(folder).glob('postshift-*.json'): stale.unlink() # Made from scores that are about to go
+    for stale in Path(folder).glob('postshift-*.json'):
+        stale.unlink() # Made from scores that are about to go
     np.savez(buffer := io.BytesIO(), **{k: v.numpy() for k, v in tensors.items()})
     write_atomically(Path(folder) / 'scores.npz', buffer.getvalue())
     lines = [f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in record.items()]
@@ -419,7 +521,8 @@ def _write_scores_and_record(folder, record, tensors): # As `read_scores` gives 
 def spec_of(record): # From `read_record`
     "The `Spec` a record was made for"
     fields = record['spec']
-    return Spec(**dict(fields, recipe=Recipe(**dict(fields['recipe'], milestones=tuple(fields['recipe']['milestones'])))))
+    return Spec(**dict(fields,
+        recipe=Recipe(**dict(fields['recipe'], milestones=tuple(fields['recipe']['milestones'])))))
 
 def priors_of(record): # From `read_record`
     "(m,) shares of the classes in a run's training sample"
@@ -429,12 +532,19 @@ def priors_of(record): # From `read_record`
 def read_scores(folder): # A run's folder
     "Scores and labels of a finished run: train, validation, test, y_train, ..."
     path = Path(folder) / 'scores.npz'
-    if not path.exists(): raise InputError(f'{path} is missing; remove record.json beside it and compute the run again to have its scores')
+    if not path.exists():
+        raise InputError(f'{path} is missing; remove record.json beside it '
+            'and compute the run again to have its scores')
     try:
-        with np.load(path, allow_pickle=False) as z: found = {k: torch.from_numpy(z[k]) for k in z.files}
+        with np.load(path, allow_pickle=False) as z:
+            found = {k: torch.from_numpy(z[k]) for k in z.files}
         return {k: v.long() if k.startswith('y_') else v.float() for k, v in found.items()}
-    except OSError as e: raise InputError(f'{path} cannot be read ({e.strerror}); mend its permissions, or the disk') from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as e: raise InputError(f'{path} is damaged ({type(e).__name__}); remove record.json beside it and compute the run again') from None
+    except OSError as e:
+        raise InputError(f'{path} cannot be read ({e.strerror}); '
+            'mend its permissions, or the disk') from None
+    except (ValueError, EOFError, zipfile.BadZipFile) as e:
+        raise InputError(f'{path} is damaged ({type(e).__name__}); '
+            'remove record.json beside it and compute the run again') from None
 
 # %% ../nbs/07_runs.ipynb #854bab19
 def names_of(record): # From `read_record`
@@ -448,21 +558,26 @@ def things_of(record): # From `read_record`
 # %% ../nbs/07_runs.ipynb #01499e8b
 def same_data(record, data, folder): # From `read_record`; `Data`; the run's folder
     "Refuse a record of other images than these"
-    if record['split_hash'] != data.split_hash: raise InputError(f"{folder} holds a run on other {data.things} (hash {record['split_hash']}) than {data.name} gives now "
-        f"({data.split_hash}); bring the old ones back, or give another folder")
+    if record['split_hash'] != data.split_hash:
+        raise InputError(f"{folder} holds a run on other {data.things} "
+            f"(hash {record['split_hash']}) than {data.name} gives now ({data.split_hash}); "
+            'bring the old ones back, or give another folder')
 
 def check_records(specs, store, root=None): # Runs wanted; folder of the run folders; data root
     "Refuse records on your own images that have changed since the runs were described"
     for spec in specs:
-        if spec.dataset not in DATASETS and (record := read_record(Path(store) / spec.id)): same_data(record, spec.data(root), Path(store) / spec.id)
+        if spec.dataset not in DATASETS and (record := read_record(Path(store) / spec.id)):
+            same_data(record, spec.data(root), Path(store) / spec.id)
 
 # %% ../nbs/07_runs.ipynb #34a12a28
 def differences(record, spec): # From `read_record`; the `Spec` asked for
     "In words, which fields of the run on record are not those asked for"
-    was, now = [json.loads(json.dumps(fields)) for fields in (record['spec'], dataclasses.asdict(spec))]
+    was, now = [json.loads(json.dumps(fields))
+        for fields in (record['spec'], dataclasses.asdict(spec))]
     was, now = was | was.pop('recipe'), now | now.pop('recipe')
     said = lambda v: ' '.join([str(v[0]), *(f'{c}={x}' for c, x in v[1])]) # As on the command line
-    for k in TARGETS: was, now = [f | {k: said(f[k])} if isinstance(f.get(k), list) else f for f in (was, now)]
+    for k in TARGETS:
+        was, now = [f | {k: said(f[k])} if isinstance(f.get(k), list) else f for f in (was, now)]
     found = [f'{k} {was[k]}, not {now[k]}' for k in now if k in was and was[k] != now[k]]
     return '; '.join(found)
 
@@ -477,7 +592,8 @@ class Ensemble:
     members: tuple # Of `Spec`
 
     @functools.cached_property
-    def teacher(self): return '+'.join(s.id for s in self.members) # What a student's `Spec.teacher` calls it
+    def teacher(self): # What a student's `Spec.teacher` calls it
+        return '+'.join(s.id for s in self.members)
     @property
     def id(self): return ensemble_id(self.teacher)
     @property
@@ -495,29 +611,36 @@ def ensemble_run(
     first, ids = records[0], [r['id'] for r in records]
     if inner := [f for f, r in zip(folders, records) if 'members' in r]:
         raise InputError(f'{inner[0]} is an ensemble already; give its runs')
-    if twice := {i for i in ids if ids.count(i) > 1}: raise InputError(f'run {min(twice)} is given twice; an ensemble needs different runs')
+    if twice := {i for i in ids if ids.count(i) > 1}:
+        raise InputError(f'run {min(twice)} is given twice; an ensemble needs different runs')
     for folder, r in zip(folders, records):
         if r['split_hash'] != first['split_hash']:
-            raise InputError(f'{folder} holds a run on another split than {folders[0]}; an ensemble needs one split')
+            raise InputError(f'{folder} holds a run on another split than {folders[0]}; '
+                'an ensemble needs one split')
     scores = [read_scores(f) for f in folders]
     mean = {p: ensemble_scores(torch.stack([z[p].double() for z in scores])).float() for p in PARTS}
     record = _ensemble_record(first, ids, mean | {f'y_{p}': scores[0][f'y_{p}'] for p in PARTS})
     record['seconds'] = round(sum(r['seconds'] for r in records), 2)
     if weights: join_weights(folders, out, record['id'])
-    _write_scores_and_record(out, record, mean | {k: v for k, v in scores[0].items() if k not in PARTS})
+    _write_scores_and_record(out, record,
+        mean | {k: v for k, v in scores[0].items() if k not in PARTS})
     return record
 
 def _finished(folder):
-    if (record := read_record(folder)) is None: raise InputError(f'{folder} holds no record of a finished run')
+    if (record := read_record(folder)) is None:
+        raise InputError(f'{folder} holds no record of a finished run')
     return record
 
-def _ensemble_record(first, ids, z): # Record and ids of the members; scores and labels, as `read_scores` gives them
+def _ensemble_record(
+    first, ids, z # Record and ids of the members; scores and labels, as `read_scores` gives them
+):
     "What `make_record` would make of it"
     spec, priors = spec_of(first), priors_of(first)
     problem, groups = spec.problem(priors, names=names_of(first)), spec.shown_groups(priors)
     judged = lambda p: assessment(z[f'y_{p}'], z[p].argmax(-1), problem, groups, spec.tolerance)
     right = (z['train'].argmax(-1) == z['y_train']).double().mean().item()
-    own = dict(id=ensemble_id('+'.join(ids)), members=ids, train_accuracy=right, multipliers=[], at_bound=[], history=[])
+    own = dict(id=ensemble_id('+'.join(ids)), members=ids, train_accuracy=right,
+        multipliers=[], at_bound=[], history=[])
     return first | own | {p: judged(p) for p in ('validation', 'test')}
 
 # %% ../nbs/07_runs.ipynb #3b525b9e
@@ -526,9 +649,12 @@ def join_weights(folders, out, id): # Of the members; of the ensemble; its id
     from safetensors.torch import save
     tensors, models = {}, []
     for k, path in enumerate(Path(f) / 'weights.safetensors' for f in folders):
-        if not path.exists(): raise InputError(f'{path} is missing; an ensemble that predicts needs the networks of all its members')
+        if not path.exists():
+            raise InputError(f'{path} is missing; '
+                'an ensemble that predicts needs the networks of all its members')
         with opened(path) as (f, facts):
-            if not OF_RUN <= facts.keys(): raise InputError(f'{path} is not the weights of a run; give the folder of one')
+            if not OF_RUN <= facts.keys():
+                raise InputError(f'{path} is not the weights of a run; give the folder of one')
             tensors |= {f'{k}.{n}': f.get_tensor(n) for n in f.keys()}
         models.append(json.loads(facts['model']))
     facts |= dict(id=json.dumps(id), model=json.dumps(models))
@@ -536,9 +662,11 @@ def join_weights(folders, out, id): # Of the members; of the ensemble; its id
 
 # %% ../nbs/07_runs.ipynb #c49d98ab
 def _shift_file(folder, record, settings, out):
-    "Where a post-shift's result lies: beside the record, or in another folder under a name of its own"
+    ("Where a post-shift's result lies: beside the record, "
+        "or in another folder under a name of its own")
     name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-    return Path(folder) / f'postshift-{name}.json' if out is None else Path(out) / f"postshift-{record['id']}-{name}.json"
+    return (Path(folder) / f'postshift-{name}.json' if out is None
+        else Path(out) / f"postshift-{record['id']}-{name}.json")
 
 def _by_name(targets): # A field of `Spec` that is one of `TARGETS`
     return {None: targets[0], **dict(targets[1])} if isinstance(targets, tuple) else {None: targets}
@@ -562,12 +690,15 @@ def post_shift_run(
     record = _finished(folder)
     spec = spec_of(record)
     for k, v in changes.items():
-        if isinstance(v, dict) and None not in v: changes[k] = _by_name(getattr(spec, k)) | {str(c): x for c, x in v.items()} # The others as on record
+        if isinstance(v, dict) and None not in v: # The others as on record
+            changes[k] = _by_name(getattr(spec, k)) | {str(c): x for c, x in v.items()}
     changes = dict(objective=one_of(objective, GOALS, 'objective'), constraint='') | changes
     spec = dataclasses.replace(spec, **changes).settled(names_of(record))
-    settings = dict(objective=objective, step_size=step_size, iterations=iterations, shrinkage=shrinkage, cv=cv)
+    settings = dict(objective=objective, step_size=step_size, iterations=iterations,
+        shrinkage=shrinkage, cv=cv)
     settings |= {k: getattr(spec, k) for k in FIRST_SETTINGS}
-    settings |= {k: v for k in SETTINGS if k not in FIRST_SETTINGS and (v := getattr(spec, k)) != getattr(Spec, k)}
+    settings |= {k: v for k in SETTINGS
+        if k not in FIRST_SETTINGS and (v := getattr(spec, k)) != getattr(Spec, k)}
     path = _shift_file(folder, record, settings, out)
     if found := read_shift(path): return found
     result = dict(settings=settings, **_shifted(spec, record, read_scores(folder), settings))
@@ -575,42 +706,59 @@ def post_shift_run(
     return dict(result, path=str(path))
 
 # %% ../nbs/07_runs.ipynb #b0cb885a
-def _shifted(spec, record, z, settings): # `Spec` with the goal; its record; scores and labels; of the fit
+def _shifted(
+    spec, record, z, settings # `Spec` with the goal; its record; scores and labels; of the fit
+):
     "What post-shift makes of a run's scores"
     priors, m = priors_of(record), len(record['class_counts'])
     problem, groups = spec.problem(priors, names=names_of(record)), spec.shown_groups(priors)
     p = {k: z[k].double().softmax(-1) for k in ('validation', 'test')}
-    post = PostShiftClassifier(problem, classes=range(m), max_multiplier=spec.max_multiplier, tolerance=spec.tolerance,
+    post = PostShiftClassifier(problem, classes=range(m),
+        max_multiplier=spec.max_multiplier, tolerance=spec.tolerance,
         **{k: settings[k] for k in ('step_size', 'iterations', 'shrinkage', 'cv')})
     post.fit(p['validation'].numpy(), z['y_validation'].numpy())
-    judged = lambda k, predicted: assessment(z[f'y_{k}'], torch.as_tensor(predicted), problem, groups, spec.tolerance)
+    judged = lambda k, predicted: assessment(z[f'y_{k}'], torch.as_tensor(predicted),
+        problem, groups, spec.tolerance)
     crossed = None
-    if settings['cv']: crossed = dict(objective=float(post.cross_fitted_objective_), violations=post.cross_fitted_violations_.tolist())
+    if settings['cv']:
+        crossed = dict(objective=float(post.cross_fitted_objective_),
+            violations=post.cross_fitted_violations_.tolist())
     game, moved = post.reduction_, not np.array_equal(post.gain_, np.eye(m))
     chosen = game.history[game.best]['multipliers'].tolist() if moved else None
     return dict(multipliers=chosen, train_accuracy=record['train_accuracy'], cross_fitted=crossed,
-        before={k: judged(k, p[k].argmax(1)) for k in p}, **{k: judged(k, post.predict(p[k].numpy())) for k in p})
+        before={k: judged(k, p[k].argmax(1)) for k in p},
+        **{k: judged(k, post.predict(p[k].numpy())) for k in p})
 
 # %% ../nbs/07_runs.ipynb #9f1e5c10
-_QUICK = dict(model='resnet8-w8', recipe=Recipe(steps=400, update_every=10), step_size=.33, coverage_step_size=.3)
-_SMOKE = dict(model='mlp-16', recipe=Recipe(steps=20, batch_size=32, update_every=5), step_size=.33, coverage_step_size=.3)
+_QUICK = dict(model='resnet8-w8', recipe=Recipe(steps=400, update_every=10),
+    step_size=.33, coverage_step_size=.3)
+_SMOKE = dict(model='mlp-16', recipe=Recipe(steps=20, batch_size=32, update_every=5),
+    step_size=.33, coverage_step_size=.3)
 
 def _cifar_recipe(images, **changes):
     "256 epochs of ResNet-56 at batch 128, rate 0.4 cut at epochs 96, 192 and 224"
-    return dict(dict(model='resnet56-pad', step_size=.1, coverage_step_size=.3, recipe=Recipe(steps=256 * images // 128, batch_size=128, learning_rate=.4,
-        weight_decay=2e-4, warmup=15 / 256, milestones=(96 / 256, 192 / 256, 224 / 256), augment=True, update_every=32)), **changes)
+    return dict(dict(model='resnet56-pad', step_size=.1, coverage_step_size=.3,
+        recipe=Recipe(steps=256 * images // 128, batch_size=128, learning_rate=.4,
+            weight_decay=2e-4, warmup=15 / 256, milestones=(96 / 256, 192 / 256, 224 / 256),
+            augment=True, update_every=32)), **changes)
 
 def _tiny_recipe(model):
     "200 epochs of ResNet-18 at batch 128, rate 0.1 cut at epochs 75 and 135"
-    return dict(model=model, step_size=1., coverage_step_size=1., groups='head-tail', recipe=Recipe(steps=200 * 21748 // 128, batch_size=128, learning_rate=.1,
-        weight_decay=1e-3, warmup=10 / 200, milestones=(75 / 200, 135 / 200), augment=True, update_every=100))
+    return dict(model=model, step_size=1., coverage_step_size=1., groups='head-tail',
+        recipe=Recipe(steps=200 * 21748 // 128, batch_size=128, learning_rate=.1,
+            weight_decay=1e-3, warmup=10 / 200, milestones=(75 / 200, 135 / 200),
+            augment=True, update_every=100))
 
 # %% ../nbs/07_runs.ipynb #39a354e5
 PRESETS = { # chkstyle: ignore-node
     'smoke': {'digits-lt': _SMOKE, 'digits-balanced': _SMOKE},
     'quick': {'digits-lt': _QUICK, 'digits-balanced': _QUICK},
-    'paper': {'cifar10-lt': _cifar_recipe(12406), 'cifar10-balanced': _cifar_recipe(10000),
-        'cifar100-lt': _cifar_recipe(10847, step_size=.5, coverage_step_size=.5, groups='head-tail'), 'tiny-imagenet-lt': _tiny_recipe('resnet18@224')},
+    'paper': {
+        'cifar10-lt': _cifar_recipe(12406),
+        'cifar10-balanced': _cifar_recipe(10000),
+        'cifar100-lt': _cifar_recipe(10847, step_size=.5, coverage_step_size=.5,
+            groups='head-tail'),
+        'tiny-imagenet-lt': _tiny_recipe('resnet18@224')},
     'paper-64px': {'tiny-imagenet-lt': _tiny_recipe('resnet18')}}
 
 # %% ../nbs/07_runs.ipynb #432f371e
@@ -632,18 +780,22 @@ def recipe_spec(
     **changes # Other fields of `Spec`, and of its `Recipe`
 ): # `Spec`
     "The run a preset prescribes for a data set, an objective and a loss"
-    recipes = PRESETS[one_of(preset, PRESETS, 'preset')] if own is None else {locate(dataset): own_recipe(own)}
+    recipes = (PRESETS[one_of(preset, PRESETS, 'preset')] if own is None
+        else {locate(dataset): own_recipe(own)})
     if own is None: one_of(dataset, DATASETS, 'data set')
     dataset = locate(dataset)
     chosen = dict(recipes[one_of(dataset, recipes, f"data set of preset '{preset}'")])
     coverage_step = chosen.pop('coverage_step_size')
-    if 'fraction' in GOALS[one_of(objective, GOALS, 'objective')].asks: chosen['step_size'] = coverage_step
+    if 'fraction' in GOALS[one_of(objective, GOALS, 'objective')].asks:
+        chosen['step_size'] = coverage_step
     if source_of(dataset).split_by_seed: chosen['split_seed'] = seed
     gentle = changes.get('weights') and 'recipe' not in changes
     pace = dict(learning_rate=GENTLE) if gentle else {}
     pace |= {f.name: changes.pop(f.name) for f in dataclasses.fields(Recipe) if f.name in changes}
     recipe = dataclasses.replace(changes.pop('recipe', chosen.pop('recipe')), **pace)
-    return Spec(**chosen | dict(dataset=dataset, objective=objective, loss=loss, seed=seed, recipe=recipe) | changes)
+    return Spec(**chosen
+        | dict(dataset=dataset, objective=objective, loss=loss, seed=seed, recipe=recipe)
+        | changes)
 
 # %% ../nbs/07_runs.ipynb #e5c04181
 GENTLE = .01 # Learning rate of a run that starts from trained weights
@@ -654,6 +806,8 @@ def own_recipe(data): # `Data`
     side, n = min(data.x.shape[-2:]), len(data.train)
     batch = min(64, n)
     steps = max(600, 40 * n // batch)
-    model = 'mlp-128' if side == 1 else 'resnet8-w8' if side < 16 else 'resnet20' if side < 64 else 'resnet18'
-    recipe = Recipe(steps=steps, batch_size=batch, augment=side >= 32, update_every=-(-steps // UPDATES))
+    model = ('mlp-128' if side == 1 else 'resnet8-w8' if side < 16
+        else 'resnet20' if side < 64 else 'resnet18')
+    recipe = Recipe(steps=steps, batch_size=batch, augment=side >= 32,
+        update_every=-(-steps // UPDATES))
     return dict(model=model, recipe=recipe, step_size=.25, coverage_step_size=.25)

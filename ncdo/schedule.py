@@ -32,7 +32,9 @@ def check_teams(specs): # Runs of one stack
     for team in {team_of(s) for s in specs} - {None}:
         there = sorted(s.seed for s in specs if team_of(s) == team)
         wanted = next(s.team for s in specs if team_of(s) == team)
-        if there != sorted(wanted): raise InputError(f'runs of one team train together; seeds {there} are here, {sorted(wanted)} are wanted')
+        if there != sorted(wanted):
+            raise InputError(f'runs of one team train together; seeds {there} are here, '
+                f'{sorted(wanted)} are wanted')
 
 # %% ../nbs/07a_schedule.ipynb #4b9cb28f
 MOST_ON_CPU = 12 # Members of a stack
@@ -53,7 +55,8 @@ def pack(
         sizes = s.swapped and not source_of(s.dataset).halves # Of the validation samples
         start = s.model, s.weights, s.freeze
         labels = bool(s.teacher), s.views
-        alike = s.dataset, s.label, s.image_size, start, s.recipe.pace, labels, s.measured or mixed, sizes
+        alike = (s.dataset, s.label, s.image_size, start, s.recipe.pace, labels,
+            s.measured or mixed, sizes)
         groups.setdefault(alike, []).append(s)
     stacks = []
     for members in groups.values():
@@ -72,7 +75,10 @@ def _evenly(teams, total, n): # Lists of specs; specs in all; stacks
     return [s for s in stacks if s]
 
 # %% ../nbs/07a_schedule.ipynb #9e9c461b
-def ensemble_in(store, ids, needs=('record.json',)): # Folder of the run folders; of the members, joined by +; files
+def ensemble_in(
+    store, ids,
+    needs=('record.json',) # Folder of the run folders; of the members, joined by +; files
+):
     "Folder of an ensemble, made now unless all it needs is there"
     folder, members = Path(store) / ensemble_id(ids), [Path(store) / i for i in ids.split('+')]
     weights = 'weights.safetensors' in needs
@@ -82,7 +88,8 @@ def ensemble_in(store, ids, needs=('record.json',)): # Folder of the run folders
 def teacher_in(store, spec): # Folder of the run folders; a student's `Spec`
     "Folder of its teacher, with scores or a network to learn from"
     if '+' not in spec.teacher: return Path(store) / spec.teacher
-    return ensemble_in(store, spec.teacher, ('record.json', 'weights.safetensors' if spec.views else 'scores.npz'))
+    return ensemble_in(store, spec.teacher,
+        ('record.json', 'weights.safetensors' if spec.views else 'scores.npz'))
 
 # %% ../nbs/07a_schedule.ipynb #9e9c461d
 def networks_wanted(specs):
@@ -95,8 +102,9 @@ def check_networks(specs, store): # Runs to be trained; folder of the run folder
         joined = Path(store) / ensemble_id(s.teacher) / 'weights.safetensors'
         for folder in [] if joined.exists() else [Path(store) / i for i in s.teacher.split('+')]:
             if read_record(folder) is None or (folder / 'weights.safetensors').exists(): continue
-            raise InputError(f'the run in {folder} is a teacher on record whose network was not kept, '
-                'so it cannot label views; remove record.json there, and it is trained again')
+            raise InputError(f'the run in {folder} is a teacher on record '
+                'whose network was not kept, so it cannot label views; '
+                'remove record.json there, and it is trained again')
 
 def taught_by(
     folder, # The teacher's
@@ -106,7 +114,8 @@ def taught_by(
 ): # (n, m)
     "The teacher's scores on what the student learns from, checked to be of the student's sample"
     record = read_record(folder)
-    if record is None: raise InputError(f'teacher {spec.teacher} has no record in {folder}; train it first')
+    if record is None:
+        raise InputError(f'teacher {spec.teacher} has no record in {folder}; train it first')
     if record['split_hash'] != data.split_hash:
         raise InputError(f"teacher {spec.teacher} was trained on another split "
             f"({record['spec']['dataset']}); its labels do not fit")
@@ -134,8 +143,11 @@ def claim(folder): # A run's folder, made if need be, and removed again if nothi
         with contextlib.suppress(OSError): folder.rmdir()
 
 # %% ../nbs/07a_schedule.ipynb #a55f7040
-def with_views(specs, data, device=None): # Runs of one stack; `Data` of each, with one pool; torch device
-    "The data, the pool followed by all views that students learn from; for each run, the places of these, or None"
+def with_views(
+    specs, data, device=None # Runs of one stack; `Data` of each, with one pool; torch device
+):
+    ("The data, the pool followed by all views that students learn from; "
+        "for each run, the places of these, or None")
     check_one_pool(data)
     pool, y, places = [data[0].x], [data[0].y], {}
     for s, d in zip(specs, data):
@@ -146,7 +158,8 @@ def with_views(specs, data, device=None): # Runs of one stack; `Data` of each, w
         y.append(d.y[shown])
     if not places: return data, [None] * len(data)
     pool, y = torch.cat(pool), torch.cat(y)
-    return [dataclasses.replace(d, x=pool, y=y) for d in data], [places[s.split_seed] for s in specs]
+    return ([dataclasses.replace(d, x=pool, y=y) for d in data],
+        [places[s.split_seed] for s in specs])
 
 def members_of(
     specs, data, # Runs of one stack; `Data` of each, with one pool
@@ -161,17 +174,20 @@ def members_of(
             shown = None if views is None else d.x[views[0]:views[-1] + 1] # They lie together
             lessons[of] = taught_by(teachers[s.teacher], s, d, shown, device)
         if s.teacher: labels = teacher_labels(lessons[of], s.temperature)
-        problem = s.problem(d.priors if labels is None else teacher_priors(labels), d.priors, d.class_names)
+        problem = s.problem(d.priors if labels is None else teacher_priors(labels),
+            d.priors, d.class_names)
         recipe = s.recipe.as_they_are if s.views else s.recipe
         bounds = s.max_multiplier, s.tolerance
-        members.append(Member(d, problem, s.loss, s.seed, s.step_size, labels, s.gamma, recipe, *bounds, team_of(s), views))
+        members.append(Member(d, problem, s.loss, s.seed, s.step_size, labels, s.gamma, recipe,
+            *bounds, team_of(s), views))
     return members
 
 # %% ../nbs/07a_schedule.ipynb #a55f7042
 def one_pool(data): # `Data` of each member
     "The same, with one pool of images where their pools are equal, as a stack wants it"
     first = data[0].x
-    return [d if d.x is first or not torch.equal(d.x, first) else dataclasses.replace(d, x=first) for d in data]
+    return [d if d.x is first or not torch.equal(d.x, first) else dataclasses.replace(d, x=first)
+        for d in data]
 
 @contextlib.contextmanager
 def few_threads(data): # `Data`
@@ -206,7 +222,8 @@ def run_stack(
         members = members_of(specs, data, teachers, device)
         stack, results = _fitted(members, specs, device, progress, checkpoint)
         seconds = (stack.spent + time.time() - start) / len(specs)
-        records = [was or make_record(s, d, r, seconds, device) for was, s, d, r in zip(done, specs, data, results)]
+        records = [was or make_record(s, d, r, seconds, device)
+            for was, s, d, r in zip(done, specs, data, results)]
         for was, s, *args in zip(done, specs, folders, records, data, results):
             if not was: write_record(*args, weights is True or s.id in weights)
     if checkpoint: Path(checkpoint).unlink(missing_ok=True)
@@ -222,11 +239,14 @@ def _fitted(members, specs, device, progress, checkpoint):
     name = ' '.join(f'{s.id} on images {m.data.split_hash}' for s, m in zip(specs, members))
     try:
         with few_threads(members[0].data):
-            stack = Stack(members, specs[0].model, members[0].recipe, device, start=specs[0].start())
+            stack = Stack(members, specs[0].model, members[0].recipe, device,
+                start=specs[0].start())
             return stack, fit(stack, progress, checkpoint, name=name)
     except torch.OutOfMemoryError:
-        mend = 'train fewer together (--largest)' if len(specs) > 1 else 'choose a smaller --batch-size or --model, or --device cpu'
-        raise InputError(f'{device} ran out of memory with {len(specs)} × {specs[0].model} in training; {mend}') from None
+        mend = ('train fewer together (--largest)' if len(specs) > 1
+            else 'choose a smaller --batch-size or --model, or --device cpu')
+        raise InputError(f'{device} ran out of memory with {len(specs)} × {specs[0].model} '
+            f'in training; {mend}') from None
 
 # %% ../nbs/07a_schedule.ipynb #a6783a5c
 @dataclasses.dataclass
@@ -256,7 +276,9 @@ class Job:
         "Train what is missing of it; False if another process is doing so"
         if not self.missing: return True
         folders = [self.store / s.id for s in self.specs]
-        try: run_stack(self.specs, folders, self.root, device, progress, self.checkpoint, weights=self.keep)
+        try:
+            run_stack(self.specs, folders, self.root, device, progress, self.checkpoint,
+                weights=self.keep)
         except Busy: return False
         return True
 
@@ -265,7 +287,8 @@ def runs_in(checkpoint): # File
     "Ids of the runs whose checkpoint it is"
     from safetensors import SafetensorError, safe_open
     try:
-        with safe_open(checkpoint, 'pt') as f: return re.findall(r'(\w+) on images', (f.metadata() or {}).get('name', ''))
+        with safe_open(checkpoint, 'pt') as f:
+            return re.findall(r'(\w+) on images', (f.metadata() or {}).get('name', ''))
     except OSError as e:
         raise InputError(f'checkpoint {checkpoint} cannot be read ({e.strerror or e}); '
             'mend its permissions, or the disk') from None
@@ -277,7 +300,13 @@ def interrupted(store): # Folder of the run folders
     "Path -> ids of its runs, for each checkpoint that lies there"
     return {path: runs_in(path) for path in sorted(Path(store).glob('*.checkpoint.safetensors'))}
 
-def jobs_for(specs, store, root, slots, largest): # Runs wanted; folder of the run folders; data root; devices; members of a stack at most
+def jobs_for(
+    specs, # Runs wanted
+    store, # Folder of the run folders
+    root, # Data root
+    slots, # Devices
+    largest # Members of a stack at most
+):
     "The stacks that are not on record, the longest first; those with a checkpoint as they were"
     wanted = {s.id: s for s in specs}
     missing = {i for i in wanted if read_record(store / i) is None}
@@ -286,12 +315,14 @@ def jobs_for(specs, store, root, slots, largest): # Runs wanted; folder of the r
     begun, taken = [], set()
     for path, ids in interrupted(store).items():
         if all(read_record(store / i) for i in ids): path.unlink(missing_ok=True)
-        elif wanted.keys() >= set(ids) and not missing.isdisjoint(ids) and taken.isdisjoint(ids) and len(ids) <= largest:
+        elif (wanted.keys() >= set(ids) and not missing.isdisjoint(ids)
+            and taken.isdisjoint(ids) and len(ids) <= largest):
             begun.append([wanted[i] for i in ids])
             taken.update(ids)
     check_networks([wanted[i] for i in missing], store)
     rest = [s for i, s in wanted.items() if i in missing - taken]
-    afresh = pack_for_gpus(rest, len(slots), largest) if slots[0].startswith('cuda') else pack(rest, largest)
+    afresh = (pack_for_gpus(rest, len(slots), largest) if slots[0].startswith('cuda')
+        else pack(rest, largest))
     keep = networks_wanted(specs)
     jobs = [Job(stack, store, root, keep) for stack in begun + afresh]
     return sorted(jobs, key=lambda j: -len(j.specs) * j.steps)
@@ -305,7 +336,9 @@ def most_together(slots): # Devices
     if not slots[0].startswith('cuda'): return MOST_ON_CPU
     return max(1, min(MOST_ON_GPU, *[int(gpu_memory(s) / EACH_ON_GPU) for s in slots]))
 
-def pack_for_gpus(specs, num_devices, largest=MOST_ON_GPU): # Runs wanted; GPUs; members of a stack at most
+def pack_for_gpus(
+    specs, num_devices, largest=MOST_ON_GPU # Runs wanted; GPUs; members of a stack at most
+):
     "The stacks with which all GPUs are done soonest"
     def cost(stack):
         each = 1.3 if any(s.measured for s in stack) else 1
@@ -314,7 +347,8 @@ def pack_for_gpus(specs, num_devices, largest=MOST_ON_GPU): # Runs wanted; GPUs;
         load = [0] * num_devices
         for c in sorted(map(cost, stacks), reverse=True): load[load.index(min(load))] += c
         return max(load)
-    return min([pack(specs, size, mixed) for mixed in (False, True) for size in range(min(4, largest), largest + 1)], key=soonest)
+    return min([pack(specs, size, mixed) for mixed in (False, True)
+        for size in range(min(4, largest), largest + 1)], key=soonest)
 
 # %% ../nbs/07a_schedule.ipynb #35aa3b26
 class Board:
@@ -324,7 +358,8 @@ class Board:
         from rich.live import Live
         self.jobs, self.quiet, self.began, self.where, self.shown = jobs, quiet, {}, {}, time.time()
         self.console = Console(stderr=True)
-        self.live = Live(console=self.console, transient=True) if self.console.is_terminal and not quiet else contextlib.nullcontext()
+        self.live = (Live(console=self.console, transient=True)
+            if self.console.is_terminal and not quiet else contextlib.nullcontext())
 
     def rows(self, steps): # Steps done of each job
         "Device, runs, step, images a second and time left, of each running stack"
@@ -335,7 +370,8 @@ class Board:
             rate = (steps[i] - before) / max(time.time() - since, 1e-9)
             left = f'{(job.steps - steps[i]) / rate / 60:.1f} min' if rate else ''
             speed = rate * len(job.specs) * job.specs[0].recipe.batch_size
-            rows.append((self.where.get(i, ''), job.title, f'{steps[i]} of {job.steps}', f'{speed:.0f} images/s', left))
+            rows.append((self.where.get(i, ''), job.title, f'{steps[i]} of {job.steps}',
+                f'{speed:.0f} images/s', left))
         return rows
 
     def show(self, steps):
@@ -346,16 +382,21 @@ class Board:
         if self.quiet or time.time() - self.shown < (.5 if live else 60): return
         from rich.table import Table
         self.shown, done = time.time(), sum(n >= j.steps for n, j in zip(steps, self.jobs))
-        table = Table(*['device', 'runs', 'step', 'speed', 'time left'], title=f'{done} of {len(self.jobs)} stacks done', box=None)
+        table = Table(*['device', 'runs', 'step', 'speed', 'time left'],
+            title=f'{done} of {len(self.jobs)} stacks done', box=None)
         for row in self.rows(steps): table.add_row(*row)
         if live: self.live.update(table)
         else: self.console.print(table)
 
 # %% ../nbs/07a_schedule.ipynb #6d05a2c6
-def devices(device=None, workers=None): # 'cpu', 'cuda', 'cuda:1' or the best there is; processes, on a CPU one for each core unless given
+def devices(
+    device=None, # 'cpu', 'cuda', 'cuda:1' or the best there is
+    workers=None # Processes, on a CPU one for each core unless given
+):
     "Where stacks can train side by side"
     device = pick_device(device)
-    if device.type == 'cuda' and device.index is None: return [f'cuda:{i}' for i in range(torch.cuda.device_count())][:workers]
+    if device.type == 'cuda' and device.index is None:
+        return [f'cuda:{i}' for i in range(torch.cuda.device_count())][:workers]
     return [str(device)] * (workers or (os.cpu_count() if device.type == 'cpu' else 1))
 
 def compute(
@@ -376,7 +417,9 @@ def compute(
     if jobs:
         for spec in {s.dataset: s for s in specs}.values(): spec.data(root)
         board, todo = Board(jobs, quiet), {s.id for j in jobs for s in j.specs}
-        with board.live: (_compute_in_processes if min(len(jobs), len(slots)) > 1 else _compute_here)(jobs, slots, board, todo)
+        with board.live:
+            (_compute_in_processes if min(len(jobs), len(slots)) > 1 else _compute_here)(
+                jobs, slots, board, todo)
     for e in ensembles: ensemble_in(store, e.teacher)
     return {s: read_record(store / s.id) for s in wanted}
 
@@ -416,8 +459,10 @@ def _work(i, job, device):
 def _compute_in_processes(jobs, slots, board, todo):
     "A process for each slot, which takes the longest stack that is ready"
     context = torch.multiprocessing.get_context('spawn')
-    steps, waiting, running, errors = context.Array('q', len(jobs), lock=False), list(range(len(jobs))), {}, []
-    pools = {k: ProcessPoolExecutor(1, context, _start_worker, (steps, device)) for k, device in enumerate(slots[:len(jobs)])}
+    steps, waiting, running, errors = (
+        context.Array('q', len(jobs), lock=False), list(range(len(jobs))), {}, [])
+    pools = {k: ProcessPoolExecutor(1, context, _start_worker, (steps, device))
+        for k, device in enumerate(slots[:len(jobs)])}
     while running or waiting and not errors:
         for k, (i, future) in list(running.items()):
             if not future.done(): continue
@@ -428,7 +473,8 @@ def _compute_in_processes(jobs, slots, board, todo):
             i = next((i for i in waiting if jobs[i].ready(todo)), None)
             if i is None: continue
             waiting.remove(i)
-            board.where[i], running[k] = slots[k], (i, pools[k].submit(_work, i, jobs[i], slots[k]))
+            board.where[i], running[k] = (
+                slots[k], (i, pools[k].submit(_work, i, jobs[i], slots[k])))
         board.show(steps)
         time.sleep(.2)
     for pool in pools.values(): pool.shutdown()
