@@ -333,7 +333,8 @@ def class_costs(
     m, # Classes
     n=50_000, # Predictions
     batch=256 # Examples of a loss step
-): # Seconds of an update (count, move the multipliers, hand on the gain) and of forward and backward; most memory held, in bytes
+): # Seconds of an update (count, move the multipliers, hand on the gain)
+    # and of forward and backward; most memory held, in bytes
     "What an update and a loss step take, in this process"
     torch.set_num_threads(1)
     logits, start = torch.randn(batch, m, requires_grad=True), most_memory()

@@ -121,7 +121,8 @@ def _fitted(rule, X, y):
 # %% ../nbs/22_tables.ipynb #f73b6633
 def leads(
     results # What `compare` returns
-): # Data frames: mean over the splits of the goal's lead over each rival; its standard error, for halves that overlap
+): # Data frames: mean over the splits of the goal's lead over each rival;
+    # its standard error, for halves that overlap
     "By how much the goal is ahead, split by split"
     values = results.set_index(['table', 'score']).drop(columns='split')
     ahead = -values.drop(columns='goal').sub(values.goal, axis=0)

@@ -38,7 +38,8 @@ def head_tables(
 def even_bend(
     X, # (n, d) features
     weight, # (n,) weights of the examples, times C
-): # (d,) mean; (d, r) map of the centred features; (r,) what each new feature adds to the length of the old weights
+): # (d,) mean; (d, r) map of the centred features;
+    # (r,) what each new feature adds to the length of the old weights
     "New features in which the loss of a linear head bends about equally in every direction"
     mean = weight @ X / weight.sum()
     rows = (X - mean) * weight.sqrt()[:, None]
@@ -158,8 +159,8 @@ def objective_interval(
 ): # low, high
     """Nominal 95% interval of an objective, from confusion matrices drawn given the counts.
 
-    Each row is drawn from its Dirichlet posterior, with a prior of 1/m for each cell. The K rules are taken as given: what
-    another training would change is not in it."""
+    Each row is drawn from its Dirichlet posterior, with a prior of 1/m for each cell.
+    The K rules are taken as given: what another training would change is not in it."""
     total = confusion.sum(-1, keepdim=True)
     counts = confusion if sizes is None else confusion / total * sizes[:, None]
     rng = np.random.default_rng(seed)
@@ -191,12 +192,16 @@ class GoalClassifier(ClassifierMixin, BaseEstimator):
     classes_, n_features_in_, feature_names_in_
         As everywhere in scikit-learn."""
     def __init__(self,
-        goal=worst_case_recall, # Function of the priors, a `Problem` for the sample's, or costs: rows true, columns predicted, as `classes_`
+        # Function of the priors, a `Problem` for the sample's,
+        # or costs: rows true, columns predicted, as `classes_`
+        goal=worst_case_recall,
         *, head='linear', # 'linear', or 'mlp' for one hidden layer
         loss='auto', # 'auto', 're-weighted', 'logit-adjusted', 'hybrid-a' or 'hybrid-b'
         C=1., # Weight of the examples against the penalty, as in `LogisticRegression`
         hidden=64, # Units of the hidden layer
-        cv=5, # Folds, or a splitter as scikit-learn has them; None for 5 folds in the order of the rows, stratified
+        # Folds, or a splitter as scikit-learn has them;
+        # None for 5 folds in the order of the rows, stratified
+        cv=5,
         updates=3, # Of the multipliers, at most
         device=None, # A torch device; a GPU if there is one
         random_state=0 # Of the folds, and of a hidden layer's start
