@@ -16,7 +16,8 @@ from pathlib import Path
 from torch import nn
 from types import SimpleNamespace
 from torch.utils.flop_counter import FlopCounterMode
-from .gains import balanced_coverage_constraint, confusion_matrix, coverage_constraint, precision_constraint, worst_case_recall
+from .gains import (balanced_coverage_constraint, confusion_matrix, coverage_constraint,
+    precision_constraint, worst_case_recall)
 from .data import Data
 from .losses import CostSensitiveLoss
 from .postshift import post_shift
@@ -53,10 +54,14 @@ def loss_candidates(
     "Losses to time, on gains for m classes"
     lam = torch.rand(m, generator=torch.Generator().manual_seed(0)) / m
     priors = torch.linspace(2, 1, m) / torch.linspace(2, 1, m).sum()
-    problems = {'coverage': coverage_constraint(priors), 'balanced coverage': balanced_coverage_constraint(priors), 'precision': precision_constraint(priors, .5)}
+    problems = {'coverage': coverage_constraint(priors),
+        'balanced coverage': balanced_coverage_constraint(priors),
+        'precision': precision_constraint(priors, .5)}
     losses = {'logit-adjusted': CostSensitiveLoss(worst_case_recall(priors).gain(lam / lam.sum()))}
-    losses['hybrid, dense gain'] = CostSensitiveLoss(torch.rand(m, m, generator=torch.Generator().manual_seed(1)) + torch.eye(m), 'hybrid-b')
-    return losses | {f'hybrid, {k}': CostSensitiveLoss(p.gain(lam), 'hybrid-b') for k, p in problems.items()}
+    losses['hybrid, dense gain'] = CostSensitiveLoss(
+        torch.rand(m, m, generator=torch.Generator().manual_seed(1)) + torch.eye(m), 'hybrid-b')
+    return losses | {f'hybrid, {k}': CostSensitiveLoss(p.gain(lam), 'hybrid-b')
+        for k, p in problems.items()}
 
 def step(loss, logits, target):
     "Forward and backward"
@@ -72,10 +77,12 @@ def time_losses(
     "Forward and backward of each loss, for hard and for soft labels"
     rng = torch.Generator().manual_seed(0)
     logits = torch.randn(n, m, generator=rng).requires_grad_()
-    hard, soft, out = torch.randint(m, (n,), generator=rng), torch.rand(n, m, generator=rng).softmax(-1), {}
+    hard, soft, out = (torch.randint(m, (n,), generator=rng),
+        torch.rand(n, m, generator=rng).softmax(-1), {})
     for suffix, target in ('', hard), (', soft labels', soft):
         losses = {'cross_entropy': nn.CrossEntropyLoss(), **loss_candidates(m)}
-        medians = interleaved_medians({k: partial(step, loss, logits, target) for k, loss in losses.items()}, rounds, calls)
+        medians = interleaved_medians(
+            {k: partial(step, loss, logits, target) for k, loss in losses.items()}, rounds, calls)
         out |= {k + suffix: (1000 * v, v / medians['cross_entropy']) for k, v in medians.items()}
     return out
 
@@ -89,11 +96,14 @@ def time_update(
     rng = torch.Generator().manual_seed(0)
     target, predicted = torch.arange(n) % m, torch.randint(m, (n,), generator=rng)
     reduction = SaddlePoint(balanced_coverage_constraint(torch.full((m,), 1 / m)))
-    return 1000 * interleaved_medians(dict(update=lambda: reduction.update(confusion_matrix(target, predicted, m))), rounds, calls=3)['update']
+    return 1000 * interleaved_medians(
+        dict(update=lambda: reduction.update(confusion_matrix(target, predicted, m))),
+        rounds, calls=3)['update']
 
 # %% ../nbs/09_bench.ipynb #777a3deb
 GOALS = {'worst-case recall': worst_case_recall, 'balanced coverage': balanced_coverage_constraint}
-GROWTH = {'points': ((2500, 100), (5000, 100), (10000, 100)), 'classes': ((5000, 50), (5000, 100), (5000, 200))}
+GROWTH = {'points': ((2500, 100), (5000, 100), (10000, 100)),
+    'classes': ((5000, 50), (5000, 100), (5000, 200))}
 
 def post_shift_call(
     goal, # Name in `GOALS`
@@ -104,7 +114,8 @@ def post_shift_call(
     "A post-shift of random probabilities to random labels"
     rng = torch.Generator().manual_seed(0)
     probabilities = torch.randn(n, m, generator=rng).mul(2).softmax(-1)
-    return partial(post_shift, GOALS[goal](torch.full((m,), 1 / m)), probabilities, torch.arange(n) % m, iterations=iterations)
+    return partial(post_shift, GOALS[goal](torch.full((m,), 1 / m)), probabilities,
+        torch.arange(n) % m, iterations=iterations)
 
 def time_post_shift(
     goal, # Name in `GOALS`
@@ -124,13 +135,15 @@ def time_post_shift(
 def plot_growth(
     timed # Goal -> what `time_post_shift` returns
 ): # Matplotlib figure
-    "Time of post-shift against points and against classes, with a line of proportional growth for each goal"
+    ("Time of post-shift against points and against classes, "
+        "with a line of proportional growth for each goal")
     import matplotlib.pyplot as plt
     fig, axs = plt.subplots(1, 2, figsize=(8, 3), layout='constrained', sharey=True)
     for i, (goal, growth) in enumerate(timed.items()):
         for j, (ax, (what, times)) in enumerate(zip(axs, growth.items())):
             x, ms = [size[j] for size in times], [1000 * t for t in times.values()]
-            ax.plot([0, x[-1]], [0, ms[0] * x[-1] / x[0]], ls=':', color=f'C{i}', label='proportional' if not i else None)
+            ax.plot([0, x[-1]], [0, ms[0] * x[-1] / x[0]], ls=':', color=f'C{i}',
+                label='proportional' if not i else None)
             ax.plot(x, ms, 'o-', color=f'C{i}', label=goal)
             ax.set(xlabel=what, xticks=x)
     for ax in axs: ax.set(xlim=0, ylim=0)
@@ -145,7 +158,8 @@ def report_losses():
     "Print time and ratio of each loss, and the time of an update"
     torch.set_num_threads(1)
     for (n, m), turns in SIZES.items():
-        for name, (ms, ratio) in time_losses(n, m, *turns).items(): print(f'({n}, {m})  {name:42} {ms:9.3f} ms  {ratio:5.2f}', flush=True)
+        for name, (ms, ratio) in time_losses(n, m, *turns).items():
+            print(f'({n}, {m})  {name:42} {ms:9.3f} ms  {ratio:5.2f}', flush=True)
     print(f'confusion_matrix + update, 5000 predictions of 1000 classes: {time_update():.2f} ms')
 
 def report_post_shift(
@@ -157,12 +171,15 @@ def report_post_shift(
     torch.set_num_threads(1)
     n, m, iterations = whole
     calls = {goal: post_shift_call(goal, *whole) for goal in GOALS}
-    for goal, seconds in interleaved_medians(calls, 3, 1).items(): print(f'{goal:18} {n} points, {m} classes, {iterations} iterations: {seconds:.2f} s', flush=True)
+    for goal, seconds in interleaved_medians(calls, 3, 1).items():
+        print(f'{goal:18} {n} points, {m} classes, {iterations} iterations: {seconds:.2f} s',
+            flush=True)
     timed = {goal: time_post_shift(goal, **kwargs) for goal in GOALS}
     for goal, growth in timed.items():
         for what, times in growth.items():
             first = next(iter(times.values()))
-            print(f'{goal:18} {what:8}', '   '.join(f'{size}: {1000 * t:.0f} ms, {t / first:.2f}' for size, t in times.items()))
+            print(f'{goal:18} {what:8}', '   '.join(
+                f'{size}: {1000 * t:.0f} ms, {t / first:.2f}' for size, t in times.items()))
     if plot: plot_growth(timed).savefig(plot)
 
 # %% ../nbs/09_bench.ipynb #cf86354d
@@ -179,12 +196,17 @@ def random_stack(
     changes=(), # Of the recipe, a dict
     **options # Of `Stack`: device, fast, ...
 ): # `Stack`
-    "A stack on random images, as many as in CIFAR-10-LT: 12,400 for training and 5,000 for validation"
+    ("A stack on random images, as many as in CIFAR-10-LT: "
+        "12,400 for training and 5,000 for validation")
     g, n = torch.Generator().manual_seed(0), 22400
-    x, y = torch.randint(0, 256, (n, 3, side, side), generator=g, dtype=torch.uint8), torch.arange(n) % num_classes
-    data = Data('random', x, y, tuple(map(str, range(num_classes))), *torch.arange(n).split([12400, 5000, 5000]))
-    recipe = Recipe(steps=4000, batch_size=128, learning_rate=1e-3, **dict(augment=True, update_every=update_every) | dict(changes))
-    return Stack([Member(data, goal(data.priors), loss, seed) for seed in range(size)], model, recipe, **options)
+    x, y = (torch.randint(0, 256, (n, 3, side, side), generator=g, dtype=torch.uint8),
+        torch.arange(n) % num_classes)
+    data = Data('random', x, y, tuple(map(str, range(num_classes))),
+        *torch.arange(n).split([12400, 5000, 5000]))
+    recipe = Recipe(steps=4000, batch_size=128, learning_rate=1e-3,
+        **dict(augment=True, update_every=update_every) | dict(changes))
+    return Stack([Member(data, goal(data.priors), loss, seed) for seed in range(size)],
+        model, recipe, **options)
 
 def forward_costs(
     model, # Name, see `build`
@@ -193,18 +215,22 @@ def forward_costs(
     "What one image takes on its way through a network"
     net, seen = build(model, (3, side, side), 10, [0]), []
     for part in net.modules():
-        if isinstance(part, nn.Conv2d): part.register_forward_hook(lambda m, i, o: seen.append(o.numel()))
-    with torch.no_grad(), FlopCounterMode(display=False) as counter: net(torch.zeros(1, 1, 3, side, side))
+        if isinstance(part, nn.Conv2d):
+            part.register_forward_hook(lambda m, i, o: seen.append(o.numel()))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        net(torch.zeros(1, 1, 3, side, side))
     return sum(seen), counter.get_total_flops()
 
 # %% ../nbs/09_bench.ipynb #5feddd22
 def limits(device): # A GPU or CPU
-    "Bytes a second of a plain copy, read and written, and operations a second of a plain matrix product, on a GPU in bfloat16"
+    ("Bytes a second of a plain copy, read and written, and operations a second "
+        "of a plain matrix product, on a GPU in bfloat16")
     fast = torch.device(device).type == 'cuda'
     size, n, dtype = (2 ** 30, 8192, torch.bfloat16) if fast else (2 ** 27, 1024, torch.float32)
     a = torch.empty(size, dtype=torch.uint8, device=device)
     b, c = torch.empty_like(a), torch.randn(n, n, device=device).to(dtype)
-    return 2 * size / time_repeated(lambda: b.copy_(a), device, 20), 2 * n ** 3 / time_repeated(lambda: c @ c, device, 20)
+    return (2 * size / time_repeated(lambda: b.copy_(a), device, 20),
+        2 * n ** 3 / time_repeated(lambda: c @ c, device, 20))
 
 def time_repeated(function, device, times): # Function without arguments; its device; how often
     "Seconds of a call, waiting for the device before and after"
@@ -221,7 +247,8 @@ def time_training(
     steps=64, updates=6 # How many to time
 ): # Seconds of a step, and of an update, of the whole stack
     "Time of one step without updates, and of one update with its validation"
-    device, stack.step = stack.device, 1 # The first update measures everything, later ones what the recipe says
+    # The first update measures everything, later ones what the recipe says
+    device, stack.step = stack.device, 1
     step = time_repeated(lambda: stack.recorder.run(stack._train), device, steps)
     return step, time_repeated(stack.update, device, updates)
 
@@ -239,23 +266,36 @@ def report_training(
 ):
     "Print the time of a training step of one model: eager, recorded, stacked"
     device = pick_device(device)
-    rows = [('eager', 1, dict(fast=False))] + ([('recorded', 1, {}), *[('stacked', k, {}) for k in stacks]] if device.type == 'cuda' else [('stacked', k, {}) for k in stacks])
+    rows = [('eager', 1, dict(fast=False))] + (
+        [('recorded', 1, {}), *[('stacked', k, {}) for k in stacks]] if device.type == 'cuda'
+        else [('stacked', k, {}) for k in stacks])
     (bandwidth, peak), (numbers, operations) = limits(device), forward_costs(model, side)
-    moving, computing = lambda half: PASSES * 128 * numbers * (2 if half else 4) / bandwidth, 3 * 128 * operations / peak
-    print(f'{device_name(device)}: {bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.1f} TFLOP/s; {model}, images of {side} pixels, batch 128, an update every {update_every} steps')
-    print(f'times of one model in ms; a step at that bandwidth {1000 * moving(device.type == "cuda"):.2f}, at that speed of arithmetic {1000 * computing:.2f}')
-    print(f'{"":10} {"models":>6} {"step":>7} {"update":>7} {"whole":>7} {"images/s":>9} {"bandwidth":>9} {"arithmetic":>10} {"loop costs":>10}')
+    moving, computing = (
+        lambda half: PASSES * 128 * numbers * (2 if half else 4) / bandwidth,
+        3 * 128 * operations / peak)
+    print(f'{device_name(device)}: {bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.1f} TFLOP/s; '
+        f'{model}, images of {side} pixels, batch 128, an update every {update_every} steps')
+    print('times of one model in ms; '
+        f'a step at that bandwidth {1000 * moving(device.type == "cuda"):.2f}, '
+        f'at that speed of arithmetic {1000 * computing:.2f}')
+    print(f'{"":10} {"models":>6} {"step":>7} {"update":>7} {"whole":>7} '
+        f'{"images/s":>9} {"bandwidth":>9} {"arithmetic":>10} {"loop costs":>10}')
     for what, k, options in rows:
-        stack = random_stack(k, model, num_classes=num_classes, side=side, update_every=update_every, device=device, **options)
+        stack = random_stack(k, model, num_classes=num_classes, side=side,
+            update_every=update_every, device=device, **options)
         step, update = [1000 * s / k for s in time_training(stack, **counts)]
         whole, loop = step + update / update_every, update / update_every / step
         used = f'{1000 * moving(stack.half) / whole:9.0%} {1000 * computing / step:10.0%}'
-        print(f'{what:10} {k:6} {step:7.2f} {update:7.1f} {whole:7.2f} {128000 / whole:9.0f} {used} {loop:10.0%}', flush=True)
+        print(f'{what:10} {k:6} {step:7.2f} {update:7.1f} {whole:7.2f} '
+            f'{128000 / whole:9.0f} {used} {loop:10.0%}', flush=True)
         del stack
 
 # %% ../nbs/09_bench.ipynb #165bcb1e
-INGREDIENTS = {'crops and flips': {}, 'rolling measurement': dict(rolling=4), 'TrivialAugment': dict(augment='trivial')}
-INGREDIENTS |= {'mixup': dict(mixup=1.), 'all of them': dict(rolling=4, augment='trivial', mixup=1.)}
+INGREDIENTS = {'crops and flips': {},
+    'rolling measurement': dict(rolling=4),
+    'TrivialAugment': dict(augment='trivial')}
+INGREDIENTS |= {'mixup': dict(mixup=1.),
+    'all of them': dict(rolling=4, augment='trivial', mixup=1.)}
 
 def report_ingredients(
     model='resnet56-pad', # Name, see `build`
@@ -264,16 +304,19 @@ def report_ingredients(
     update_every=32, # Steps
     **counts # See `time_training`
 ):
-    "Print the time of a training step of one model with each ingredient, and as a multiple of the first"
+    ("Print the time of a training step of one model with each ingredient, "
+        "and as a multiple of the first")
     device, first = pick_device(device), None
-    print(f'{device_name(device)}: {size} × {model}, times of one model in ms, an update every {update_every} steps')
+    print(f'{device_name(device)}: {size} × {model}, times of one model in ms, '
+        f'an update every {update_every} steps')
     for what, changes in INGREDIENTS.items():
         stack = random_stack(size, model, update_every=update_every, device=device, changes=changes)
         step, update = [1000 * s / size for s in time_training(stack, **counts)]
         whole = step + update / update_every
         first = first or (step, whole)
-        print(f'{what:20} step {step:6.3f} ({step / first[0]:.2f})  update {update:6.2f}  whole {whole:6.3f} '
-            f'({whole / first[1]:.2f})  loop costs {update / update_every / step:4.0%}', flush=True)
+        print(f'{what:20} step {step:6.3f} ({step / first[0]:.2f})  update {update:6.2f}  '
+            f'whole {whole:6.3f} ({whole / first[1]:.2f})  '
+            f'loop costs {update / update_every / step:4.0%}', flush=True)
         del stack
 
 # %% ../nbs/09_bench.ipynb #d94fe098
@@ -282,41 +325,50 @@ def most_memory():
     status = Path('/proc/self/status')
     if status.exists(): return 1024 * int(status.read_text().split('VmHWM:')[1].split()[0])
     import resource
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == 'darwin' else 1024)
 
 def class_costs(
     goal, # Name in `GOALS`
     m, # Classes
     n=50_000, # Predictions
     batch=256 # Examples of a loss step
-): # Seconds of an update (count, move the multipliers, hand on the gain) and of forward and backward; most memory held, in bytes
+): # Seconds of an update (count, move the multipliers, hand on the gain)
+    # and of forward and backward; most memory held, in bytes
     "What an update and a loss step take, in this process"
     torch.set_num_threads(1)
     logits, start = torch.randn(batch, m, requires_grad=True), most_memory()
     reduction = SaddlePoint(GOALS[goal](torch.full((m,), 1 / m)))
     loss = CostSensitiveLoss(reduction.gain)
-    target, predicted = torch.arange(n) % m, torch.randint(m, (n,), generator=torch.Generator().manual_seed(0))
+    target, predicted = (torch.arange(n) % m,
+        torch.randint(m, (n,), generator=torch.Generator().manual_seed(0)))
     update = lambda: loss.set_gain(reduction.update(confusion_matrix(target, predicted, m)))
-    medians = [interleaved_medians(dict(f=f), 3, 1)['f'] for f in (update, lambda: step(loss, logits, target[:batch]))]
+    medians = [interleaved_medians(dict(f=f), 3, 1)['f']
+        for f in (update, lambda: step(loss, logits, target[:batch]))]
     return dict(update=medians[0], step=medians[1], memory=most_memory() - start)
 
 # %% ../nbs/09_bench.ipynb #9cfe76ab
 def in_new_process(goal, m, **kwargs): # As `class_costs`
     "`class_costs` in a process that has done nothing else"
-    code = f'import json\nfrom ncdo.bench import class_costs\nprint(json.dumps(class_costs({goal!r}, {m}, **{kwargs!r})))'
-    return json.loads(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
+    code = ('import json\nfrom ncdo.bench import class_costs\n'
+        f'print(json.dumps(class_costs({goal!r}, {m}, **{kwargs!r})))')
+    return json.loads(subprocess.run([sys.executable, '-c', code],
+        capture_output=True, text=True, check=True).stdout)
 
 def report_classes(classes=(1000, 10_000)): # Numbers of classes
     "Print time and memory of updates and of loss steps"
     for goal in GOALS:
         for m in classes:
             costs = in_new_process(goal, m)
-            print(f'{goal:18} {m:6} classes: update {1000 * costs["update"]:8.1f} ms, loss forward and backward {1000 * costs["step"]:6.1f} ms, '
-                f'memory {costs["memory"] / 2 ** 20:6.0f} MiB = {costs["memory"] / (8 * m ** 2):.1f} m × m matrices', flush=True)
+            print(f'{goal:18} {m:6} classes: update {1000 * costs["update"]:8.1f} ms, '
+                f'loss forward and backward {1000 * costs["step"]:6.1f} ms, '
+                f'memory {costs["memory"] / 2 ** 20:6.0f} MiB = '
+                f'{costs["memory"] / (8 * m ** 2):.1f} m × m matrices', flush=True)
 
 # %% ../nbs/09_bench.ipynb #b6207860
 def goal_updates(m): # Classes
-    "{goal: {what: function of nothing that makes one update}} for each goal by name that has multipliers"
+    ("{goal: {what: function of nothing that makes one update}} "
+        "for each goal by name that has multipliers")
     from ncdo.runs import GOALS as NAMED, Spec
     priors, found = torch.arange(1, m + 1).double().flip(0), {}
     priors = priors / priors.sum()
@@ -324,18 +376,24 @@ def goal_updates(m): # Classes
     data = SimpleNamespace(num_classes=m, priors=priors)
     for name in (n for n, goal in NAMED.items() if goal.measured):
         problem = Spec(objective=name).problem(priors)
-        reduction, goals = SaddlePoint(problem), Goals([Member(data, problem, 'auto')], 10_000, 'cpu', torch.float32, check=False)
-        found[name] = dict(loop=lambda r=reduction: r.update(C), stack=lambda g=goals: g.move(C[None]))
+        reduction, goals = (SaddlePoint(problem),
+            Goals([Member(data, problem, 'auto')], 10_000, 'cpu', torch.float32, check=False))
+        found[name] = dict(loop=lambda r=reduction: r.update(C),
+            stack=lambda g=goals: g.move(C[None]))
     return found
 
 def report_goals(m=1000): # Classes
     "Print what an update costs for each goal, over the worst case's"
     torch.set_num_threads(1)
     updates, costs = goal_updates(m), {}
-    for what in ('loop', 'stack'): costs[what] = interleaved_medians({name: f[what] for name, f in updates.items()}, 7, 2)
+    for what in ('loop', 'stack'):
+        costs[what] = interleaved_medians({name: f[what] for name, f in updates.items()}, 7, 2)
     base = {what: c['worst-case-recall'] for what, c in costs.items()}
-    print(f'{m} classes; worst-case-recall takes {1000 * base["loop"]:.1f} ms in a loop, {1000 * base["stack"]:.1f} ms in a stack (tables of the loss too); times that:')
-    for name in updates: print(f'{name:20} loop {costs["loop"][name] / base["loop"]:6.2f}   stack {costs["stack"][name] / base["stack"]:6.2f}')
+    print(f'{m} classes; worst-case-recall takes {1000 * base["loop"]:.1f} ms in a loop, '
+        f'{1000 * base["stack"]:.1f} ms in a stack (tables of the loss too); times that:')
+    for name in updates:
+        print(f'{name:20} loop {costs["loop"][name] / base["loop"]:6.2f}   '
+            f'stack {costs["stack"][name] / base["stack"]:6.2f}')
 
 # %% ../nbs/09_bench.ipynb #ea64f5e3
 def main(arguments=None):
@@ -343,12 +401,15 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog='python -m ncdo.bench', description=__doc__)
     commands = parser.add_subparsers(dest='what', required=True)
     commands.add_parser('losses', help='every loss against CrossEntropyLoss')
-    commands.add_parser('postshift', help='Algorithm 3').add_argument('--plot', help='file for the figure')
+    commands.add_parser('postshift', help='Algorithm 3').add_argument(
+        '--plot', help='file for the figure')
     training = commands.add_parser('training', help='a training step: eager, recorded, stacked')
     training.add_argument('--model', default='resnet56')
     training.add_argument('--stacks', type=int, nargs='*', default=[4, 8, 12])
-    for option, value in dict(side=32, classes=10, update_every=32).items(): training.add_argument('--' + option.replace('_', '-'), type=int, default=value)
-    ingredients = commands.add_parser('ingredients', help='a training step with and without what preset beyond adds')
+    for option, value in dict(side=32, classes=10, update_every=32).items():
+        training.add_argument('--' + option.replace('_', '-'), type=int, default=value)
+    ingredients = commands.add_parser('ingredients',
+        help='a training step with and without what preset beyond adds')
     ingredients.add_argument('--model', default='resnet56-pad')
     ingredients.add_argument('--stack', type=int, default=24)
     commands.add_parser('classes', help='time and memory of 1,000 and 10,000 classes')
@@ -359,6 +420,8 @@ def main(arguments=None):
     if given.what == 'classes': report_classes()
     if given.what == 'goals': report_goals()
     if given.what == 'ingredients': report_ingredients(given.model, given.stack)
-    if given.what == 'training': report_training(given.model, given.stacks, None, given.side, given.classes, given.update_every)
+    if given.what == 'training':
+        report_training(given.model, given.stacks, None,
+            given.side, given.classes, given.update_every)
 
 if __name__ == '__main__' and '__file__' in globals(): main()

@@ -13,24 +13,27 @@ import contextlib, dataclasses, inspect, json, os, sys, torch, warnings
 from pathlib import Path
 
 try: import typer # Comes with all that the rooms below need
-except ImportError: sys.exit("ncdo: the command line needs more than the core; pip install 'ncdo[train]'")
+except ImportError:
+    sys.exit("ncdo: the command line needs more than the core; pip install 'ncdo[train]'")
 
 from .data import DATASETS, load, locate
 from .gains import InputError
 from .losses import KINDS
 from .pretrained import describe
-from .runs import (GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, differences, ensemble_run, measured, one_of,
-    post_shift_run, read_record, recipe_spec, same_data, things_of)
+from .runs import (GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, differences,
+    ensemble_run, measured, one_of, post_shift_run, read_record, recipe_spec, same_data, things_of)
 from .schedule import compute, pack, run_stack, runs_in
-from ncdo.studies import (borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs, studies, studies_at, study_files, study_fingerprint,
-    study_runs)
-from .samples import chance_to_certify, expected_reading, hits_needed, images_needed, recall_needed, tenth_of
+from .studies import (borrow, draw_studies, notebook_parameters, on_record, settled,
+    shift_runs, studies, studies_at, study_files, study_fingerprint, study_runs)
+from .samples import (chance_to_certify, expected_reading, hits_needed, images_needed,
+    recall_needed, tenth_of)
 from .common import check_value, optional, write_atomically
 from .training import Recipe
 
 # %% ../nbs/08_cli.ipynb #413ed9f5
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True,
-    help='Train classifiers for goals that are not accuracy: worst class, head against tail, coverage, recall and precision targets.')
+    help='Train classifiers for goals that are not accuracy: '
+    'worst class, head against tail, coverage, recall and precision targets.')
 
 # %% ../nbs/08_cli.ipynb #15975c44
 def summary(
@@ -43,31 +46,42 @@ def summary(
     rows = zip(names, record['class_counts'], test['recall'], test['coverage'])
     lines += [f'{name[:12]:>12}  {count:>6}   {r:.3f}     {c:.3f}' for name, count, r, c in rows]
     worst = min(range(len(names)), key=lambda i: test['recall'][i])
-    lines.append(f"average recall {test['avg_recall']:.3f}, worst class {test['min_recall']:.3f} ({names[worst]}), training accuracy {record['train_accuracy']:.3f}")
-    lines.append(f"with 95% confidence the recall of every class is at least {measured(test, 'certified_recall'):.3f}, by these test {things_of(record)}")
+    lines.append(f"average recall {test['avg_recall']:.3f}, "
+        f"worst class {test['min_recall']:.3f} ({names[worst]}), "
+        f"training accuracy {record['train_accuracy']:.3f}")
+    lines.append('with 95% confidence the recall of every class is at least '
+        f"{measured(test, 'certified_recall'):.3f}, by these test {things_of(record)}")
     if (violation := record['validation']['worst_violation']) is not None:
-        state = 'met' if record['validation'].get('met', violation <= 1e-3) else f'missed by {violation:.4g}'
-        lines.append(f"constraints on validation data: {state}; on test data the largest violation is {test['worst_violation']:.4f}")
-    if never := [name for name, share in zip(names, test['coverage']) if not share]: lines.append(f"never predicted on test data: {', '.join(never)}")
+        state = ('met' if record['validation'].get('met', violation <= 1e-3)
+            else f'missed by {violation:.4g}')
+        lines.append(f'constraints on validation data: {state}; '
+            f"on test data the largest violation is {test['worst_violation']:.4f}")
+    if never := [name for name, share in zip(names, test['coverage']) if not share]:
+        lines.append(f"never predicted on test data: {', '.join(never)}")
     if record['at_bound']:
         bound = record['spec'].get('max_multiplier', 10)
-        lines.append(f"multipliers at their bound of {bound:g}: {', '.join(record['at_bound'])}; raise --max-multiplier, or these constraints cannot be met together")
+        lines.append(f"multipliers at their bound of {bound:g}: {', '.join(record['at_bound'])}; "
+            'raise --max-multiplier, or these constraints cannot be met together')
     return [*lines, f"record: {where}"]
 
 # %% ../nbs/08_cli.ipynb #9e8bc61f
 def check_place(out): # Folder to write to
     "Refuse a folder that cannot be used"
     there = next(p for p in (out, *out.absolute().parents) if p.exists())
-    if not there.is_dir(): raise InputError(f'{there} is a file, so {out} cannot be a folder; choose another --out')
-    if not os.access(there, os.W_OK): raise InputError(f'{there} cannot be written to; choose another --out')
+    if not there.is_dir():
+        raise InputError(f'{there} is a file, so {out} cannot be a folder; choose another --out')
+    if not os.access(there, os.W_OK):
+        raise InputError(f'{there} cannot be written to; choose another --out')
 
 def check_device(device): # 'cpu', 'cuda', 'cuda:1' or None
     "Refuse a device that is not there"
     if not device: return
     kind, _, index = device.partition(':')
-    if one_of(kind, ('cpu', 'cuda'), 'device') == 'cuda' and not torch.cuda.is_available(): raise InputError('there is no CUDA device here; leave out --device')
+    if one_of(kind, ('cpu', 'cuda'), 'device') == 'cuda' and not torch.cuda.is_available():
+        raise InputError('there is no CUDA device here; leave out --device')
     if ':' in device and not (index.isdecimal() and int(index) < max(1, torch.cuda.device_count())):
-        raise InputError(f"there is no device '{device}' here; use cpu, cuda, or cuda:0, cuda:1, ... as far as there are GPUs, or leave out --device")
+        raise InputError(f"there is no device '{device}' here; "
+            'use cpu, cuda, or cuda:0, cuda:1, ... as far as there are GPUs, or leave out --device')
 
 @contextlib.contextmanager
 def whole_or_nothing(*folders): # Of runs
@@ -76,21 +90,25 @@ def whole_or_nothing(*folders): # Of runs
     except OSError as e:
         for folder in folders:
             if (folder / 'record.json').exists(): continue
-            for half in ('scores.npz', 'weights.safetensors'): (folder / half).unlink(missing_ok=True)
+            for half in ('scores.npz', 'weights.safetensors'):
+                (folder / half).unlink(missing_ok=True)
             if folder.is_dir() and not any(folder.iterdir()): folder.rmdir()
         raise InputError(f'{e.filename or folders[-1]} cannot be written ({e.strerror}); '
             'make room there, or choose another --out') from None
 
 # %% ../nbs/08_cli.ipynb #76732eec
-def listed(names): return ' and '.join(filter(None, [', '.join(names[:-1]), names[-1]])) # a, b and c
+def listed(names): # a, b and c
+    return ' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))
 
 def check_asked(objective, given): # Name; {option: value}
     "Refuse options that the objective has no use for"
-    asks = {name: [o for o, goal in GOALS.items() if name in goal.asks] for goal in GOALS.values() for name in goal.asks}
+    asks = {name: [o for o, goal in GOALS.items() if name in goal.asks]
+        for goal in GOALS.values() for name in goal.asks}
     asked = one_of(objective, GOALS, 'objective'), given.get('constraint')
     for name, value in given.items():
         if name in asks and not {*asked} & {*asks[name]} and (name, value) != ('groups', 'class'):
-            raise InputError(f"--{name.replace('_', '-')} is for {listed(asks[name])}, not for {objective}; leave it out")
+            raise InputError(f"--{name.replace('_', '-')} is for {listed(asks[name])}, "
+                f'not for {objective}; leave it out')
 
 def is_of_another(checkpoint, specs): # File; runs of one stack
     "Does it hold other runs? Not known, so no, if it cannot be read"
@@ -98,17 +116,24 @@ def is_of_another(checkpoint, specs): # File; runs of one stack
     except InputError: return False
 
 # %% ../nbs/08_cli.ipynb #12a4eaed
-def options_of(*classes, without=()): # Dataclasses whose fields were made by `option`; names to leave out
+def options_of(
+    *classes, without=() # Dataclasses whose fields were made by `option`; names to leave out
+):
     "Parameters for Typer, one for each field, None unless given"
-    fields = [f for c in classes for f in dataclasses.fields(c) if 'text' in f.metadata and f.name not in without]
-    how = lambda f: dict(default=typer.Option(None, help=f.metadata['text'], metavar='[CLASS=]NUMBER'), annotation=list[str]) if f.name in TARGETS else dict(
-        default=typer.Option(None, help=f.metadata['text']), annotation=f.type)
+    fields = [f for c in classes for f in dataclasses.fields(c)
+        if 'text' in f.metadata and f.name not in without]
+    how = lambda f: (
+        dict(default=typer.Option(None, help=f.metadata['text'], metavar='[CLASS=]NUMBER'),
+            annotation=list[str])
+        if f.name in TARGETS else
+        dict(default=typer.Option(None, help=f.metadata['text']), annotation=f.type))
     return [inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, **how(f)) for f in fields]
 
 def with_options(*options): # From `options_of`
     "Give a command whose last parameter is `**given` these options in its place"
     def decorate(command):
-        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        own = [p for p in inspect.signature(command).parameters.values()
+            if p.kind is not p.VAR_KEYWORD]
         own = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
         command.__signature__ = inspect.Signature([*own, *options])
         command.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
@@ -122,9 +147,13 @@ def given_targets(name, texts): # Field; list of NUMBER and CLASS=NUMBER
     for text in texts:
         head, equals, number = text.rpartition('=')
         who = head if equals else None
-        if who in found: raise InputError(f"{option} gives {'all classes' if who is None else repr(who)} two numbers; give one")
+        if who in found:
+            raise InputError(f"{option} gives {'all classes' if who is None else repr(who)} "
+                'two numbers; give one')
         try: found[who] = float(number)
-        except ValueError: raise InputError(f"{option} {text}: {number!r} is not a number; write {option} .5, and {option} cat=.9 for one class") from None
+        except ValueError:
+            raise InputError(f'{option} {text}: {number!r} is not a number; '
+                f'write {option} .5, and {option} cat=.9 for one class') from None
     return found[None] if list(found) == [None] else found
 
 def asked_for(given): # {option: value} as Typer has them
@@ -137,19 +166,24 @@ def asked_for(given): # {option: value} as Typer has them
 @with_options(*options_of(Spec, Recipe, without=('objective', 'loss', 'seed')))
 # chkstyle: ignore-node
 def train(
-    dataset: str = typer.Option('digits-lt', help=f"one of {', '.join(DATASETS)}, or the path of a folder with a sub-folder of images for each class, of an .npz, or of a table: .csv or .parquet"),
+    dataset: str = typer.Option('digits-lt', help=f"one of {', '.join(DATASETS)}, "
+        'or the path of a folder with a sub-folder of images for each class, of an .npz, '
+        'or of a table: .csv or .parquet'),
     objective: str = typer.Option('worst-case-recall', help=f"one of {', '.join(GOALS)}"),
     loss: str = typer.Option('auto', help=f"one of {', '.join(KINDS)}"),
     out: Path = typer.Option(Path('run'), help='folder for the record'),
     data: str = typer.Option(None, help='data root, for CIFAR and TinyImageNet; or set NCDO_DATA'),
     seed: int = typer.Option(0, help='of initialisation, order and augmentation'),
-    preset: str = typer.Option(None, help=f"one of {', '.join(PRESETS)}; the first that knows the data set unless given"),
+    preset: str = typer.Option(None,
+        help=f"one of {', '.join(PRESETS)}; the first that knows the data set unless given"),
     teacher: Path = typer.Option(None, help='folder of a finished run whose scores are the labels'),
     epochs: float = typer.Option(None, help='training epochs, instead of steps'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given"),
     resume: bool = typer.Option(False, '--resume', help='go on with an unfinished run in --out'),
-    ensemble: int = typer.Option(1, help='train so many models, from as many seeds, that predict together'),
-    shared: bool = typer.Option(False, '--shared', help='with --ensemble: its confusion matrix moves the multipliers of all'),
+    ensemble: int = typer.Option(1,
+        help='train so many models, from as many seeds, that predict together'),
+    shared: bool = typer.Option(False, '--shared',
+        help='with --ensemble: its confusion matrix moves the multipliers of all'),
     **given
 ):
     "Train one model for a goal, or an ensemble, and write its record"
@@ -160,19 +194,26 @@ def train(
     if epochs is not None: check_value('epochs', epochs, 'positive')
     spec, loaded = described(dataset, objective, loss, seed, preset, teacher, epochs, data, given)
     check_value('ensemble', ensemble, 'count')
-    if shared and ensemble < 2: raise InputError('--shared is for an ensemble; add --ensemble 4, say')
-    if shared and not spec.measured: raise InputError(f'{objective} has no multipliers to share; leave out --shared')
+    if shared and ensemble < 2:
+        raise InputError('--shared is for an ensemble; add --ensemble 4, say')
+    if shared and not spec.measured:
+        raise InputError(f'{objective} has no multipliers to share; leave out --shared')
     seeds = [spec.seed + k for k in range(ensemble)]
-    members = Ensemble(tuple(dataclasses.replace(spec, seed=s, team=seeds if shared else ()) for s in seeds))
+    members = Ensemble(tuple(dataclasses.replace(spec, seed=s, team=seeds if shared else ())
+        for s in seeds))
     how = data, device, resume, {spec.teacher: teacher}
     record = _on_record(out, members, loaded) or _trained(members, out, *how)
     print('\n'.join(summary(record, loaded.class_names, out / 'record.json')))
 
 # %% ../nbs/08_cli.ipynb #0b131778
-def described(dataset, objective, loss, seed, preset, teacher, epochs, data, given): # As `ncdo train` has them
+def described(
+    dataset, objective, loss, seed, preset, teacher, epochs, data, given # As `ncdo train` has them
+):
     "The run asked for, and its data"
     dataset = locate(dataset)
-    if preset and dataset not in DATASETS: raise InputError(f"preset '{preset}' is for {', '.join(DATASETS)}; your own data have a recipe of their own")
+    if preset and dataset not in DATASETS:
+        raise InputError(f"preset '{preset}' is for {', '.join(DATASETS)}; "
+            'your own data have a recipe of their own')
     given |= _begun(dataset, given)
     preset = preset or next((p for p in ('quick', 'paper') if dataset in PRESETS[p]), None)
     if teacher: given |= _taught(teacher, given)
@@ -181,20 +222,24 @@ def described(dataset, objective, loss, seed, preset, teacher, epochs, data, giv
     spec = recipe_spec(preset, dataset, objective, loss, seed, own, **given)
     loaded = own or spec.data(data)
     if spec.weights: spec = dataclasses.replace(spec, model=_as_seen(spec, loaded))
-    steps = round(epochs * len(loaded.train) / spec.recipe.batch_size) if epochs else given.get('steps')
+    steps = (round(epochs * len(loaded.train) / spec.recipe.batch_size) if epochs
+        else given.get('steps'))
     pace = {} if steps is None else dict(steps=steps)
     if own and steps and 'update_every' not in given: pace['update_every'] = -(-steps // UPDATES)
-    return dataclasses.replace(spec, recipe=dataclasses.replace(spec.recipe, **pace)).settled(loaded.class_names), loaded
+    return dataclasses.replace(spec, recipe=dataclasses.replace(spec.recipe, **pace)).settled(
+        loaded.class_names), loaded
 
 def _taught(teacher, given): # Folder of a finished run; {option: value}
     "What a student takes over from its teacher"
     taught = read_record(teacher)
-    if taught is None: raise InputError(f'{teacher} holds no record of a finished run to learn from')
+    if taught is None:
+        raise InputError(f'{teacher} holds no record of a finished run to learn from')
     found = dict(teacher='+'.join(taught.get('members', [taught['id']])))
     for name in ('split_seed', 'swapped', 'image_size', 'label'):
         found[name] = theirs = taught['spec'].get(name, getattr(Spec, name))
         if given.get(name, theirs) != theirs:
-            raise InputError(f"--{name.replace('_', '-')} is {given[name]}, the teacher's {theirs}; leave it out")
+            raise InputError(f"--{name.replace('_', '-')} is {given[name]}, "
+                f"the teacher's {theirs}; leave it out")
     return found
 
 # %% ../nbs/08_cli.ipynb #5b4bc900
@@ -220,9 +265,12 @@ def _on_record(out, runs, loaded): # Folder; `Ensemble`, maybe of one run; `Data
     record, spec = read_record(out), runs.members[0]
     if record is None: return None
     there, wanted = len(record.get('members', [0])), len(runs.members)
-    if there != wanted: raise InputError(f'{out} holds the record of {there} runs together, not of {wanted}; choose another --out')
+    if there != wanted:
+        raise InputError(f'{out} holds the record of {there} runs together, not of {wanted}; '
+            'choose another --out')
     is_this = record['id'] == (spec.id if wanted == 1 else runs.id)
-    if not is_this and (found := differences(record, spec)): raise InputError(f'{out} holds the record of another run ({found}); choose another --out')
+    if not is_this and (found := differences(record, spec)):
+        raise InputError(f'{out} holds the record of another run ({found}); choose another --out')
     same_data(record, loaded, out)
     what = 'its weights to start from were' if spec.weights else 'its source was'
     if not is_this:
@@ -232,7 +280,10 @@ def _on_record(out, runs, loaded): # Folder; `Ensemble`, maybe of one run; `Data
     print(f'ncdo: {out} holds this run already; nothing was trained', file=sys.stderr)
     return record
 
-def _trained(runs, out, data, device, resume, teachers): # `Ensemble`, maybe of one run; the rest as `run_stack` has it
+def _trained(
+    # `Ensemble`, maybe of one run; the rest as `run_stack` has it
+    runs, out, data, device, resume, teachers
+):
     "The record of a run or an ensemble that is trained now, or gone on with"
     from tqdm.auto import tqdm
     specs = runs.members
@@ -242,16 +293,21 @@ def _trained(runs, out, data, device, resume, teachers): # `Ensemble`, maybe of 
     for stack, checkpoint in stacks: _check_unfinished(out, stack, checkpoint, resume)
     title = f'{Path(specs[0].dataset).name}, {specs[0].objective}, {specs[0].loss}'
     steps = specs[0].recipe.steps * len(stacks)
-    with tqdm(total=steps, unit='step', desc=title, disable=None) as bar, whole_or_nothing(*folders, out):
+    with (tqdm(total=steps, unit='step', desc=title, disable=None) as bar,
+        whole_or_nothing(*folders, out)):
         for stack, checkpoint in stacks:
             where = [place[s] for s in stack]
-            records = run_stack(stack, where, data, device, bar.update, checkpoint, teachers, weights=True)
+            records = run_stack(stack, where, data, device,
+                bar.update, checkpoint, teachers, weights=True)
         return records[0] if len(specs) == 1 else ensemble_run(folders, out, weights=True)
 
-def _check_unfinished(out, specs, checkpoint, resume): # Folder; runs of one stack; file; as `ncdo train` has it
+def _check_unfinished(
+    out, specs, checkpoint, resume # Folder; runs of one stack; file; as `ncdo train` has it
+):
     if resume or not checkpoint.exists(): return
     mend = 'add --resume to go on with it'
-    if is_of_another(checkpoint, specs): mend = f'remove {checkpoint}, for it has other options than these'
+    if is_of_another(checkpoint, specs):
+        mend = f'remove {checkpoint}, for it has other options than these'
     raise InputError(f'{out} holds an unfinished run; {mend}, or choose another --out')
 
 # %% ../nbs/08_cli.ipynb #17c52679
@@ -264,15 +320,18 @@ def ensemble(
     "Let finished runs predict together, by the mean of their probabilities"
     check_place(out)
     if len(runs) < 2: raise InputError('an ensemble needs two runs or more')
-    if out.resolve() in [r.resolve() for r in runs]: raise InputError(f'{out} is one of the runs; choose another --out')
+    if out.resolve() in [r.resolve() for r in runs]:
+        raise InputError(f'{out} is one of the runs; choose another --out')
     there, ids = read_record(out), [(read_record(r) or {}).get('id') for r in runs]
-    if there and there.get('members') != ids: raise InputError(f'{out} holds the record of other runs; choose another --out')
+    if there and there.get('members') != ids:
+        raise InputError(f'{out} holds the record of other runs; choose another --out')
     kept = all((r / 'weights.safetensors').exists() for r in runs)
     with whole_or_nothing(out): record = ensemble_run(runs, out, weights=kept)
     print('\n'.join(summary(record, record['class_names'], out / 'record.json')))
 
 # %% ../nbs/08_cli.ipynb #365a7fea
-SHIFTED = options_of(Spec, without=[f.name for f in dataclasses.fields(Spec) if f.name not in SETTINGS])
+SHIFTED = options_of(Spec,
+    without=[f.name for f in dataclasses.fields(Spec) if f.name not in SETTINGS])
 
 @app.command()
 @with_options(*SHIFTED)
@@ -289,10 +348,14 @@ def postshift(
     given = asked_for(given)
     check_asked(objective, given)
     r = post_shift_run(run, objective, step_size, iterations, shrinkage, **given)
-    def row(name, part, value): print(f"{name:>22}: {value}; average recall {part['avg_recall']:.3f}, worst class {part['min_recall']:.3f}")
+    def row(name, part, value):
+        print(f"{name:>22}: {value}; average recall {part['avg_recall']:.3f}, "
+            f"worst class {part['min_recall']:.3f}")
     row('no shift, validation', before := r['before']['validation'], _value(before))
     row('shifted, validation', r['validation'], _value(r['validation']))
-    crossed = r['cross_fitted'] | dict(worst_violation=None if before['worst_violation'] is None else max(r['cross_fitted']['violations']))
+    crossed = r['cross_fitted'] | dict(
+        worst_violation=None if before['worst_violation'] is None
+        else max(r['cross_fitted']['violations']))
     print(f"{'shifted, cross-fitted':>22}: {_value(crossed)}")
     row('no shift, test', r['before']['test'], _value(r['before']['test']))
     row('shifted, test', r['test'], _value(r['test']))
@@ -300,54 +363,73 @@ def postshift(
 
 def _value(part): # With 'objective' and 'worst_violation'
     miss = part['worst_violation']
-    return f"objective {part['objective']:.3f}" + ('' if miss is None else f', largest violation {miss:+.4f}')
+    return (f"objective {part['objective']:.3f}"
+        + ('' if miss is None else f', largest violation {miss:+.4f}'))
 
 # %% ../nbs/08_cli.ipynb #20e57bc6
 @app.command()
 # chkstyle: ignore-node
 def paper(
-    names: list[str] = typer.Argument(None, metavar='[STUDIES]', help='studies: figure1, table1, ...; all that the preset has unless given'),
-    preset: str = typer.Option('quick', help='quick (digits, a laptop), paper (CIFAR and TinyImageNet, GPUs), paper-64px (tables 2 to 4, TinyImageNet at 64 pixels) or smoke'),
-    out: Path = typer.Option(None, help='folder for figures, tables, notebooks and runs; results/PRESET unless given'),
+    names: list[str] = typer.Argument(None, metavar='[STUDIES]',
+        help='studies: figure1, table1, ...; all that the preset has unless given'),
+    preset: str = typer.Option('quick',
+        help='quick (digits, a laptop), paper (CIFAR and TinyImageNet, GPUs), '
+        'paper-64px (tables 2 to 4, TinyImageNet at 64 pixels) or smoke'),
+    out: Path = typer.Option(None,
+        help='folder for figures, tables, notebooks and runs; results/PRESET unless given'),
     data: str = typer.Option(None, help='data root, for CIFAR and TinyImageNet; or set NCDO_DATA'),
     seeds: int = typer.Option(None, help="runs of each method, instead of the preset's"),
-    parameter: list[str] = typer.Option([], '--parameter', '-p', help='NAME=VALUE, a papermill parameter of those studies that have it'),
-    compute_only: bool = typer.Option(False, '--compute-only', help='train, draw nothing; needs no Jupyter'),
+    parameter: list[str] = typer.Option([], '--parameter', '-p',
+        help='NAME=VALUE, a papermill parameter of those studies that have it'),
+    compute_only: bool = typer.Option(False, '--compute-only',
+        help='train, draw nothing; needs no Jupyter'),
     no_compute: bool = typer.Option(False, '--no-compute', help='only draw, from runs on record'),
     workers: int = typer.Option(None, help='processes; one for each core or GPU unless given'),
-    largest: int = typer.Option(None, help='runs trained together in one network at most, if the memory is small'),
+    largest: int = typer.Option(None,
+        help='runs trained together in one network at most, if the memory is small'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given")
 ):
-    "Regenerate the paper's figure and tables: compute the missing runs, execute the study notebooks"
+    ("Regenerate the paper's figure and tables: "
+        "compute the missing runs, execute the study notebooks")
     for name, number in dict(workers=workers, largest=largest).items():
         if number is not None: check_value(name, number, 'count')
     one_of(preset, PRESETS, 'preset')
     chosen = [one_of(name, studies(), 'study') for name in names or studies_at(preset)]
-    if compute_only and no_compute: raise InputError('--compute-only and --no-compute leave nothing to do; give one of them')
+    if compute_only and no_compute:
+        raise InputError('--compute-only and --no-compute leave nothing to do; give one of them')
     check_device(device)
     if not compute_only: optional('papermill', 'paper')
-    given = given_to(chosen, given_parameters(parameter), preset, out or Path('results') / preset, seeds, data)
+    given = given_to(chosen, given_parameters(parameter), preset,
+        out or Path('results') / preset, seeds, data)
     known = {s: study_runs(s, given[s]) for s in chosen}
     out = next(iter(known.values()))[0].out
     check_place(out)
     specs = list(dict.fromkeys(s for _, runs, _ in known.values() for s in runs))
     missing = [s for s in specs if not on_record(s, out / 'runs', preset)]
-    if no_compute and missing: raise InputError(f'{len(missing)} of {len(specs)} runs are not on record in {out / "runs"}; run without --no-compute')
-    for spec in {s.dataset: s for s in missing}.values(): spec.data(data) # Refuses what is not there, before anything is written
+    if no_compute and missing:
+        raise InputError(f'{len(missing)} of {len(specs)} runs are not on record '
+            f'in {out / "runs"}; run without --no-compute')
+    for spec in {s.dataset: s for s in missing}.values():
+        spec.data(data) # Refuses what is not there, before anything is written
     borrow(specs, out / 'runs', preset)
     if missing: compute(specs, out / 'runs', data, workers, device, largest=largest)
     shifts = [s for _, _, found in known.values() for s in found]
     if shifts and not no_compute: shift_runs(shifts, out / 'runs', workers)
-    if compute_only: return print(f'{len(specs)} runs on record in {out / "runs"}, {len(missing)} of them new')
+    if compute_only:
+        return print(f'{len(specs)} runs on record in {out / "runs"}, {len(missing)} of them new')
     draw_what_changed(known, given, out, workers, no_compute)
 
 # %% ../nbs/08_cli.ipynb #bb708d31
-def draw_what_changed(known, given, out, workers, everything): # {study: from `study_runs`}; {study: parameters}; folder; processes; also what has not changed?
+def draw_what_changed(
+    # {study: from `study_runs`}; {study: parameters}; folder; processes; also what has not changed?
+    known, given, out, workers, everything
+):
     "Draw the studies whose records, code or parameters have changed, and show all of them"
     drawn = out / 'runs' / 'drawn.json'
     fingerprints = json.loads(drawn.read_text()) if drawn.exists() else {}
     marks = {s: study_fingerprint(s, p, runs) for s, (p, runs, _) in known.items()}
-    stale = [s for s in known if everything or fingerprints.get(s) != marks[s] or not all(f.exists() for f in study_files(s, out))]
+    stale = [s for s in known if everything or fingerprints.get(s) != marks[s]
+        or not all(f.exists() for f in study_files(s, out))]
     for s in draw_studies({s: given[s] for s in stale}, out, workers) if stale else []:
         fingerprints[s] = marks[s]
         write_atomically(drawn, json.dumps(fingerprints))
@@ -366,18 +448,28 @@ def given_parameters(pairs): # Strings NAME=VALUE, values in YAML
     given = {}
     for pair in pairs:
         name, equals, text = pair.partition('=')
-        if not equals or not name: raise InputError(f"parameter '{pair}' is not of the form NAME=VALUE")
-        if not text.strip(): raise InputError(f"parameter '{name}' has no value; leave it out, or write {name}=VALUE")
+        if not equals or not name:
+            raise InputError(f"parameter '{pair}' is not of the form NAME=VALUE")
+        if not text.strip():
+            raise InputError(f"parameter '{name}' has no value; "
+                f'leave it out, or write {name}=VALUE')
         try: given[name] = yaml.safe_load(text)
-        except yaml.YAMLError: raise InputError(f"the value of parameter '{name}', {text!r}, is not YAML; write {name}=3 or '{name}=[a, b]'") from None
+        except yaml.YAMLError:
+            raise InputError(f"the value of parameter '{name}', {text!r}, is not YAML; "
+                f"write {name}=3 or '{name}=[a, b]'") from None
     return given
 
 # %% ../nbs/08_cli.ipynb #d23464a4
-def given_to(chosen, given, preset, out, seeds, data): # Studies; {parameter: value}; the options of `ncdo paper`
+def given_to(
+    # Studies; {parameter: value}; the options of `ncdo paper`
+    chosen, given, preset, out, seeds, data
+):
     "{study: {parameter: value}}, each parameter to the studies that have it, checked"
     known = {s: notebook_parameters(s) for s in chosen}
     for name in given:
-        if not any(name in names for names in known.values()): raise InputError(f"unknown parameter '{name}' of {chosen[0]}; it has {', '.join(known[chosen[0]])}")
+        if not any(name in names for names in known.values()):
+            raise InputError(f"unknown parameter '{name}' of {chosen[0]}; "
+                f"it has {', '.join(known[chosen[0]])}")
     given = dict(preset=preset, out=str(out), data=data, seeds=seeds) | given
     of = {s: {k: v for k, v in given.items() if k in known[s] and v is not None} for s in chosen}
     for s in chosen: settled(s, of[s])
@@ -388,9 +480,11 @@ def given_to(chosen, given, preset, out, seeds, data): # Studies; {parameter: va
 # chkstyle: ignore-node
 def report(
     run: Path = typer.Argument(..., help='folder of a finished run'),
-    beside: list[Path] = typer.Option([], help='folder of another run on the same classes, to compare with; may be repeated')
+    beside: list[Path] = typer.Option([],
+        help='folder of another run on the same classes, to compare with; may be repeated')
 ):
-    "Write report.html (and its figures) into a run's folder: what was asked, whether it was met, and the alternatives"
+    ("Write report.html (and its figures) into a run's folder: "
+        "what was asked, whether it was met, and the alternatives")
     for library in ('matplotlib', 'seaborn', 'jinja2'): optional(library, 'report')
     from ncdo.report import write_report
     print(f'report: {write_report(run, beside)}')
@@ -399,11 +493,13 @@ def report(
 # chkstyle: ignore-node
 def predict(
     run: Path = typer.Argument(..., help='folder of a finished run'),
-    images: list[Path] = typer.Argument(..., help='image files, or folders of them; for a run on a table: .csv, .parquet or .npz'),
+    images: list[Path] = typer.Argument(...,
+        help='image files, or folders of them; for a run on a table: .csv, .parquet or .npz'),
     out: Path = typer.Option(None, help='CSV file; standard output unless given'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given")
 ):
-    "Predict the classes of image files or of a table's rows, as CSV: file, row, class, and the softmax of the scores"
+    ("Predict the classes of image files or of a table's rows, "
+        "as CSV: file, row, class, and the softmax of the scores")
     from ncdo.predict import predict
     check_device(device)
     table = predict(run, images, device).to_csv(index=False, float_format='%.6f')
@@ -412,7 +508,8 @@ def predict(
 
 @app.command()
 def export(run: Path = typer.Argument(..., help='folder of a finished run')):
-    "Write model.onnx into a run's folder: pixels of 0 to 255 (or features) in, scores out, the normalisation inside"
+    ("Write model.onnx into a run's folder: pixels of 0 to 255 (or features) in, "
+        "scores out, the normalisation inside")
     from ncdo.predict import export_onnx
     path, difference = export_onnx(run)
     print(f'model: {path} (largest difference to PyTorch {difference:.1g})')
@@ -445,17 +542,24 @@ def planned(classes, images, target, delta, recall): # As `ncdo plan` has them
     "Lines of text: what certifies the target with this sample, and what sample it takes"
     k, r = hits_needed(target, images, delta), recall_needed(target, images, classes, delta)
     reads = expected_reading(classes, images, r)
-    lines = [f'{classes} classes, {images} images of each: a recall of {target:g} of every class is certified (confidence {1 - delta:.4g})',
+    lines = [
+        (f'{classes} classes, {images} images of each: a recall of {target:g} '
+            f'of every class is certified (confidence {1 - delta:.4g})'),
         f'  if the worst class reads at least {k / images:.3f} ({k} of {images});',
-        f'  in 9 of 10 samples if every true recall is {r:.3f} (the worst then reads {reads:.3f} on average)']
+        (f'  in 9 of 10 samples if every true recall is {r:.3f} '
+            f'(the worst then reads {reads:.3f} on average)')]
     if classes > 20:
         tenth, pooled = tenth_of(classes), tenth_of(classes) * images
         reads = hits_needed(target, pooled, delta) / pooled
-        lines.append(f'the mean of the worst {tenth} classes takes less: it must read at least {reads:.3f}')
-    if recall is None: return [*lines, 'how many images it takes: give --recall, the one you expect']
+        lines.append(f'the mean of the worst {tenth} classes takes less: '
+            f'it must read at least {reads:.3f}')
+    if recall is None:
+        return [*lines, 'how many images it takes: give --recall, the one you expect']
     chance = chance_to_certify(target, images, classes, recall, delta)
     read, true = [images_needed(target, classes, recall, delta, c) for c in (None, .9)]
-    return [*lines, f'with true recalls of {recall:g}, {images} images of each class certify it in {chance:.0%} of the samples;',
+    return [*lines,
+        (f'with true recalls of {recall:g}, {images} images of each class certify it '
+            f'in {chance:.0%} of the samples;'),
         f'  {true} images in 9 of 10; and {read} images do if the worst class reads {recall:g}']
 
 @app.command()
@@ -465,10 +569,13 @@ def plan(
     per_class: int = typer.Option(..., help='test images of each class'),
     target: float = typer.Option(..., help='recall that every class shall have'),
     delta: float = typer.Option(.05, help='chance that a certificate is wrong, at most'),
-    recall: float = typer.Option(None, help='recall that you expect, to learn how many images the target takes')
+    recall: float = typer.Option(None,
+        help='recall that you expect, to learn how many images the target takes')
 ):
-    "Say what a test sample can certify: which recall of the worst class, and how many images a target takes"
-    for name, value in {'classes': classes, 'per-class': per_class}.items(): check_value(name, value, 'count')
+    ("Say what a test sample can certify: "
+        "which recall of the worst class, and how many images a target takes")
+    for name, value in {'classes': classes, 'per-class': per_class}.items():
+        check_value(name, value, 'count')
     print('\n'.join(planned(classes, per_class, target, delta, recall)))
 
 # %% ../nbs/08_cli.ipynb #bb226c7b
@@ -481,7 +588,9 @@ def main(args=None): # Arguments; those of the process unless given
     except Exception as e:
         usage = getattr(e, 'format_message', None)
         if not (usage or isinstance(e, (InputError, OSError))): raise
-        said = usage() if usage else f'{e.filename} cannot be used ({e.strerror})' if isinstance(e, OSError) and e.filename else str(e)
+        said = (usage() if usage
+            else f'{e.filename} cannot be used ({e.strerror})'
+            if isinstance(e, OSError) and e.filename else str(e))
         print('ncdo: ' + ' '.join(said.split()), file=sys.stderr)
         sys.exit(2)
 

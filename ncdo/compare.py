@@ -54,7 +54,9 @@ def halves(
     load, most = TABLES[name]
     X, y = load()
     train, test = train_test_split(np.arange(len(y)), test_size=.5, stratify=y, random_state=seed)
-    if most is not None: train = np.concatenate([train[y[train] == c][:round(n)] for c, n in zip(np.unique(y), most)])
+    if most is not None:
+        train = np.concatenate([train[y[train] == c][:round(n)]
+            for c, n in zip(np.unique(y), most)])
     return X[train], y[train], X[test], y[test]
 
 # %% ../nbs/22_tables.ipynb #f836add6
@@ -65,7 +67,8 @@ def geometric_mean_recall(y, predicted): # (n,) labels each
 def macro_f1(y, predicted, counts=None): # (n,) labels each; of each class in training
     "Mean F1 of the classes, at the class mix of the counts"
     labels, index, seen = np.unique(y, return_inverse=True, return_counts=True)
-    return f1_score(y, predicted, average='macro', sample_weight=None if counts is None else (counts / seen)[index])
+    return f1_score(y, predicted, average='macro',
+        sample_weight=None if counts is None else (counts / seen)[index])
 
 def worst_recall_of(y, predicted): return recall_score(y, predicted, average=None).min()
 
@@ -81,11 +84,15 @@ def rivals(
     from imblearn.ensemble import BalancedRandomForestClassifier
     from imblearn.over_sampling import RandomOverSampler
     from imblearn.pipeline import make_pipeline as with_sampler
-    scaled, plain = lambda model: make_pipeline(StandardScaler(), model), LogisticRegression(max_iter=2000)
-    models = {'logistic': scaled(plain), 'class weights': scaled(clone(plain).set_params(class_weight='balanced')),
+    scaled, plain = (lambda model: make_pipeline(StandardScaler(), model),
+        LogisticRegression(max_iter=2000))
+    models = {'logistic': scaled(plain),
+        'class weights': scaled(clone(plain).set_params(class_weight='balanced')),
         'oversampling': with_sampler(StandardScaler(), RandomOverSampler(random_state=0), plain),
         'balanced forest': BalancedRandomForestClassifier(random_state=0)}
-    if binary: models['threshold'] = scaled(TunedThresholdClassifierCV(plain, scoring=make_scorer(SCORES[score])))
+    if binary:
+        models['threshold'] = scaled(
+            TunedThresholdClassifierCV(plain, scoring=make_scorer(SCORES[score])))
     return models | {'goal': scaled(GoalClassifier(GOALS[score]))}
 
 # %% ../nbs/22_tables.ipynb #c27399c6
@@ -114,7 +121,8 @@ def _fitted(rule, X, y):
 # %% ../nbs/22_tables.ipynb #f73b6633
 def leads(
     results # What `compare` returns
-): # Data frames: mean over the splits of the goal's lead over each rival; its standard error, for halves that overlap
+): # Data frames: mean over the splits of the goal's lead over each rival;
+    # its standard error, for halves that overlap
     "By how much the goal is ahead, split by split"
     values = results.set_index(['table', 'score']).drop(columns='split')
     ahead = -values.drop(columns='goal').sub(values.goal, axis=0)
@@ -130,8 +138,10 @@ def verdicts(
     for rival in lead:
         mean, two = lead[rival].dropna(), 2 * error[rival].dropna()
         behind = mean[mean < -two]
-        yield f'{rival}: ahead in {(mean > two).sum()} of {len(mean)}, level in {(mean.abs() <= two).sum()}, behind in {len(behind)}'
-        yield from (f'    behind by {-by:.3f} ± {two[at] / 2:.3f} on {at[0]}, {at[1]}' for at, by in behind.items())
+        yield (f'{rival}: ahead in {(mean > two).sum()} of {len(mean)}, '
+            f'level in {(mean.abs() <= two).sum()}, behind in {len(behind)}')
+        yield from (f'    behind by {-by:.3f} ± {two[at] / 2:.3f} on {at[0]}, {at[1]}'
+            for at, by in behind.items())
 
 def means(results): # What `compare` returns
     "Mean of each model over the splits"

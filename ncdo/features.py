@@ -38,7 +38,8 @@ def head_tables(
 def even_bend(
     X, # (n, d) features
     weight, # (n,) weights of the examples, times C
-): # (d,) mean; (d, r) map of the centred features; (r,) what each new feature adds to the length of the old weights
+): # (d,) mean; (d, r) map of the centred features;
+    # (r,) what each new feature adds to the length of the old weights
     "New features in which the loss of a linear head bends about equally in every direction"
     mean = weight @ X / weight.sum()
     rows = (X - mean) * weight.sqrt()[:, None]
@@ -51,7 +52,8 @@ def even_bend(
 
 # %% ../nbs/21_features.ipynb #3c84aa4e
 class Heads:
-    "K linear heads, or K networks with a hidden layer, side by side on the same features; each has its own weights of the examples"
+    ("K linear heads, or K networks with a hidden layer, side by side on the same features; "
+        "each has its own weights of the examples")
     def __init__(self,
         x, # (n, r) features
         y, # (n,) class indices
@@ -62,7 +64,8 @@ class Heads:
         seed=0 # Of a hidden layer's start
     ):
         self.weight, self.m, self.hidden = weight, num_classes, hidden
-        self.unit = (1 + weight.sum(1).mean() / 4).rsqrt() if hidden is None else x.new_ones(()) # As a feature, 1 bends the loss so much
+        # As a feature, 1 bends the loss so much
+        self.unit = (1 + weight.sum(1).mean() / 4).rsqrt() if hidden is None else x.new_ones(())
         self.x, self.y = torch.cat([x, self.unit.expand(len(x), 1)], 1), y.expand(len(weight), -1)
         self.length = torch.cat([length, length.new_zeros(1)])
         self.log_diag = torch.zeros(num_classes, dtype=x.dtype, device=x.device)
@@ -73,7 +76,8 @@ class Heads:
         (K, r), m, h = (len(self.weight), self.x.shape[1]), self.m, self.hidden
         if h is None: return [torch.zeros(r, K, m)]
         g = torch.Generator().manual_seed(seed)
-        first, last = torch.randn(r, 1, h, generator=g) / r ** .5, torch.randn(1, h, m, generator=g) / h ** .5
+        first, last = (torch.randn(r, 1, h, generator=g) / r ** .5,
+            torch.randn(1, h, m, generator=g) / h ** .5)
         return [first.repeat(1, K, 1), last.repeat(K, 1, 1), torch.zeros(K, 1, m)]
 
 # %% ../nbs/21_features.ipynb #5c74deea
@@ -86,7 +90,8 @@ def scores(self:Heads): # (K, n, m)
 
 @patch
 def _penalty(self:Heads):
-    "Half the squared length of the weights; of two classes all of it, as scikit-learn counts one weight for both"
+    ("Half the squared length of the weights; "
+        "of two classes all of it, as scikit-learn counts one weight for both")
     squares = (self.parts[0] * self.length[:, None, None]).square().sum()
     if self.hidden is not None: squares = squares + self.parts[1].square().sum()
     return squares * (1 if self.m == 2 else .5)
@@ -98,12 +103,14 @@ def fit(self:Heads,
     weight, # (K, m, m) or (m, m) outer weights M
     tol=1e-3 # About how far a score may be from the solution's
 ):
-    "Train the heads with their tables in one run of L-BFGS: linear ones to the end, networks for 200 steps"
+    ("Train the heads with their tables in one run of L-BFGS: "
+        "linear ones to the end, networks for 200 steps")
     K, total, linear = len(self.weight), self.weight.sum(), self.hidden is None
     log_diag, M = log_diag.to(self.x).expand(K, -1), weight.to(self.x).expand(K, -1, -1)
     self._begin(log_diag)
-    solver = torch.optim.LBFGS(self.parts, max_iter=2000 if linear else 200, tolerance_grad=tol / (K * total.item() ** .5),
-        tolerance_change=1e-15, history_size=20, line_search_fn='strong_wolfe')
+    solver = torch.optim.LBFGS(self.parts, max_iter=2000 if linear else 200,
+        tolerance_grad=tol / (K * total.item() ** .5), tolerance_change=1e-15,
+        history_size=20, line_search_fn='strong_wolfe')
     def cost():
         solver.zero_grad()
         each = table_loss(self.scores(), self.y, log_diag, M)
@@ -113,7 +120,8 @@ def fit(self:Heads,
     solver.step(cost)
     done = solver.state[self.parts[0]]
     if linear and (done['n_iter'] >= 2000 or done['func_evals'] >= 2500):
-        warnings.warn('a linear head is not yet trained to the end; scale the features, or give a smaller C', ConvergenceWarning)
+        warnings.warn('a linear head is not yet trained to the end; '
+            'scale the features, or give a smaller C', ConvergenceWarning)
 
 @patch
 def _begin(self:Heads, log_diag):
@@ -126,14 +134,16 @@ def _begin(self:Heads, log_diag):
 def held_out(self:Heads, fold): # (n,) which head judges each example -> (n, m)
     "Shares of each example's answers, softmax of the scores of its own head"
     fold = fold.to(self.x.device)
-    return self.scores().detach()[fold, torch.arange(len(fold), device=fold.device)].softmax(-1).cpu()
+    return (self.scores().detach()[fold, torch.arange(len(fold), device=fold.device)]
+        .softmax(-1).cpu())
 
 # %% ../nbs/21_features.ipynb #b5d0b41b
 def probabilities_of(
     shares, # (n, m) softmax of scores
     gain # (m, m) the gain they were trained for
 ): # (n, m) class probabilities
-    "Undo a gain: scores are log(G'p) after training, so p is proportional to the shares times the inverse of G"
+    ("Undo a gain: scores are log(G'p) after training, "
+        "so p is proportional to the shares times the inverse of G")
     gain = gain - gain.amin(-1, keepdim=True)
     top = gain.amax(-1, keepdim=True).clamp(min=1e-300)
     p = shares @ torch.linalg.pinv(gain / top) / top.T
@@ -149,12 +159,13 @@ def objective_interval(
 ): # low, high
     """Nominal 95% interval of an objective, from confusion matrices drawn given the counts.
 
-    Each row is drawn from its Dirichlet posterior, with a prior of 1/m for each cell. The K rules are taken as given: what
-    another training would change is not in it."""
+    Each row is drawn from its Dirichlet posterior, with a prior of 1/m for each cell.
+    The K rules are taken as given: what another training would change is not in it."""
     total = confusion.sum(-1, keepdim=True)
     counts = confusion if sizes is None else confusion / total * sizes[:, None]
     rng = np.random.default_rng(seed)
-    rows = torch.from_numpy(rng.standard_gamma((counts + 1 / len(counts)).numpy(), (draws, *counts.shape)))
+    rows = torch.from_numpy(rng.standard_gamma(
+        (counts + 1 / len(counts)).numpy(), (draws, *counts.shape)))
     rows = rows / rows.sum(-1, keepdim=True) * total
     return np.quantile(problem.objective(rows).numpy(), [.025, .975])
 
@@ -181,12 +192,16 @@ class GoalClassifier(ClassifierMixin, BaseEstimator):
     classes_, n_features_in_, feature_names_in_
         As everywhere in scikit-learn."""
     def __init__(self,
-        goal=worst_case_recall, # Function of the priors, a `Problem` for the sample's, or costs: rows true, columns predicted, as `classes_`
+        # Function of the priors, a `Problem` for the sample's,
+        # or costs: rows true, columns predicted, as `classes_`
+        goal=worst_case_recall,
         *, head='linear', # 'linear', or 'mlp' for one hidden layer
         loss='auto', # 'auto', 're-weighted', 'logit-adjusted', 'hybrid-a' or 'hybrid-b'
         C=1., # Weight of the examples against the penalty, as in `LogisticRegression`
         hidden=64, # Units of the hidden layer
-        cv=5, # Folds, or a splitter as scikit-learn has them; None for 5 folds in the order of the rows, stratified
+        # Folds, or a splitter as scikit-learn has them;
+        # None for 5 folds in the order of the rows, stratified
+        cv=5,
         updates=3, # Of the multipliers, at most
         device=None, # A torch device; a GPU if there is one
         random_state=0 # Of the folds, and of a hidden layer's start
@@ -208,14 +223,16 @@ class GoalClassifier(ClassifierMixin, BaseEstimator):
 # %% ../nbs/21_features.ipynb #8b089b21
 @patch
 def _check_fit(self:GoalClassifier, X, y, sample_weight):
-    "Features, class indices, weights, which examples each head learns from (K, n), and the fold of each; without examples of weight 0"
+    ("Features, class indices, weights, which examples each head learns from (K, n), "
+        "and the fold of each; without examples of weight 0")
     self._check_options()
     X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
     check_classification_targets(y)
     w = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     kept = np.flatnonzero(w)
     self.classes_, index = np.unique(y[kept], return_inverse=True)
-    if len(self.classes_) < 2: raise InputError('y holds one class; give examples of at least 2 classes')
+    if len(self.classes_) < 2:
+        raise InputError('y holds one class; give examples of at least 2 classes')
     learns, fold = self._folds(X, y, kept)
     self.priors_ = np.bincount(index, w[kept]) / w[kept].sum()
     self.problem_ = self._problem()
@@ -224,8 +241,10 @@ def _check_fit(self:GoalClassifier, X, y, sample_weight):
 @patch
 def _check_options(self:GoalClassifier):
     "Each option in its range, or an error that says what it must be"
-    if self.head not in ('linear', 'mlp'): raise InputError(f"unknown head '{self.head}'; use 'linear' or 'mlp'")
-    self._device = torch.device('cuda' if torch.cuda.is_available() else 'cpu') if self.device is None else _usable(self.device)
+    if self.head not in ('linear', 'mlp'):
+        raise InputError(f"unknown head '{self.head}'; use 'linear' or 'mlp'")
+    self._device = (torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+        if self.device is None else _usable(self.device))
     _number(self.C, 'C', lambda x: 0 < x < np.inf, 'be positive')
     for name, least in ('hidden', 1), ('updates', 0):
         whole = lambda x: isinstance(x, numbers.Integral) and x >= least
@@ -235,8 +254,10 @@ def _check_options(self:GoalClassifier):
 def _usable(device):
     "A torch device that is there"
     try: return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError) as e: # A name torch does not know, no driver, a build without CUDA
-        raise InputError(f"device {device!r} cannot be used here; give 'cpu', or None for a GPU if there is one") from e
+    except (RuntimeError, AssertionError, TypeError) as e:
+        # A name torch does not know, no driver, a build without CUDA
+        raise InputError(f'device {device!r} cannot be used here; '
+            "give 'cpu', or None for a GPU if there is one") from e
 
 # %% ../nbs/21_features.ipynb #5788ff71
 @patch
@@ -247,18 +268,24 @@ def _folds(self:GoalClassifier, X, y, kept):
         learns.append(np.isin(np.arange(len(y)), rest))
         if (fold[held] >= 0).any() or np.isin(held, rest).any(): fold[:] = -1
         fold[held] = k
-    if (fold[kept] < 0).any(): raise InputError('cv must hold out every row once, as KFold and StratifiedKFold do')
+    if (fold[kept] < 0).any():
+        raise InputError('cv must hold out every row once, as KFold and StratifiedKFold do')
     return np.array(learns), fold
 
 @patch
 def _splits(self:GoalClassifier, X, y, kept):
     "Pairs of the rows to learn from and the rows held out"
-    if not isinstance(self.cv, numbers.Integral): return check_cv(self.cv, y, classifier=True).split(X, y)
+    if not isinstance(self.cv, numbers.Integral):
+        return check_cv(self.cv, y, classifier=True).split(X, y)
     _number(self.cv, 'cv', lambda x: x >= 2, 'be at least 2')
     labels, counts = np.unique(y[kept], return_counts=True)
     rarest, K = labels[counts.argmin()], min(self.cv, counts.min())
-    if K < 2: raise InputError(f'class {rarest} has 1 example; give at least 2 of each class, one to learn from and one to judge by')
-    if K < self.cv: warnings.warn(f'class {rarest} has {K} examples; using {K} folds in place of {self.cv}', stacklevel=5)
+    if K < 2:
+        raise InputError(f'class {rarest} has 1 example; '
+            'give at least 2 of each class, one to learn from and one to judge by')
+    if K < self.cv:
+        warnings.warn(f'class {rarest} has {K} examples; using {K} folds in place of {self.cv}',
+            stacklevel=5)
     pairs = StratifiedKFold(K, shuffle=True, random_state=self.random_state).split(kept, y[kept])
     return [(kept[rest], kept[held]) for rest, held in pairs]
 
@@ -271,7 +298,8 @@ def _problem(self:GoalClassifier):
     table = hasattr(goal, '__len__') and not isinstance(goal, str)
     problem = cost_matrix_goal(goal, priors) if table else problem_of(goal, priors, 'goal')
     if problem.m == len(self.classes_): return problem
-    raise InputError(f'goal is for {problem.m} classes, y holds {len(self.classes_)}; give a goal for the classes of y')
+    raise InputError(f'goal is for {problem.m} classes, y holds {len(self.classes_)}; '
+        'give a goal for the classes of y')
 
 @patch
 def _ordered(self:GoalClassifier, frame):
@@ -279,25 +307,30 @@ def _ordered(self:GoalClassifier, frame):
     labels = self.classes_.tolist()
     for name, given in ('rows', frame.index.tolist()), ('columns', frame.columns.tolist()):
         if len(given) != len(labels) or set(given) != set(labels):
-            raise InputError(f'goal, a data frame of costs, has the {name} {given}; label them with the classes of y, {labels}')
+            raise InputError(f'goal, a data frame of costs, has the {name} {given}; '
+                f'label them with the classes of y, {labels}')
     return frame.loc[labels, labels].to_numpy(float, copy=True)
 
 @patch
 def _tables(self:GoalClassifier, gain):
     if self.loss == 'logit-adjusted' and not is_diagonal(gain - gain.amin(-1, keepdim=True)):
-        raise InputError("loss 'logit-adjusted' is for gains that are diagonal, and this goal's is not; use loss='auto'")
+        raise InputError("loss 'logit-adjusted' is for gains that are diagonal, "
+            "and this goal's is not; use loss='auto'")
     return head_tables(gain, self.loss, torch.from_numpy(self.priors_))
 
 # %% ../nbs/21_features.ipynb #862a215f
 @patch
 def _place(self:GoalClassifier, X, w):
-    "Where the features go before a head sees them: to other axes if it is linear, to deviations of 1 if it has a hidden layer"
+    ("Where the features go before a head sees them: to other axes if it is linear, "
+        "to deviations of 1 if it has a hidden layer")
     X, w = X.to(self._device), w.to(self._device)
     if self.head == 'linear': self._axes = even_bend(X, self.C * w)
     else:
         mean = w @ X / w.sum()
         size = (w @ (X - mean).square() / w.sum()).sqrt()
-        self._axes = mean, torch.diag(1 / size.where(size > 1e-9 * mean.abs().clamp(min=1e-300), 1.)), torch.ones_like(mean)
+        self._axes = (mean,
+            torch.diag(1 / size.where(size > 1e-9 * mean.abs().clamp(min=1e-300), 1.)),
+            torch.ones_like(mean))
 
 @patch
 def _heads(self:GoalClassifier, X, y, weight):
@@ -310,7 +343,8 @@ def _heads(self:GoalClassifier, X, y, weight):
 # %% ../nbs/21_features.ipynb #8b21be9e
 @patch
 def _find_gain(self:GoalClassifier, heads, sample, fold): # Class indices and weights of the sample
-    "Train the heads for a gain, look for a better one on what they say of examples they have not seen, and so on"
+    ("Train the heads for a gain, look for a better one on what they say "
+        "of examples they have not seen, and so on")
     problem, judge, trail = self.problem_, SaddlePoint(self.problem_), []
     gain, p = torch.eye(problem.m, dtype=torch.float64) if problem.k else problem.gain([]), None
     for _ in range(1 + self.updates):
@@ -322,7 +356,8 @@ def _find_gain(self:GoalClassifier, heads, sample, fold): # Class indices and we
         p = probabilities_of(shares, gain)
         gain = _shifted(problem, p, sample)
         if torch.equal(bayes_rule(p, gain), shares.argmax(1)): break
-    self.history_ = [dict(gain=g.numpy(), objective=h['objective'].item(), violations=h['violations'].numpy())
+    self.history_ = [
+        dict(gain=g.numpy(), objective=h['objective'].item(), violations=h['violations'].numpy())
         for (g, *_), h in zip(trail, judge.history)]
     self.gain_, self.objective_, self.violations_ = self.history_[judge.best].values()
     return trail[judge.best][1:]
@@ -335,7 +370,8 @@ def _confusion(problem, sample, predicted):
 def _shifted(problem, p, sample):
     "The gain that is best for these probabilities"
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore') # That nothing is better than the probabilities as they are is no news here
+        # That nothing is better than the probabilities as they are is no news here
+        warnings.simplefilter('ignore')
         return post_shift(problem, p, *sample, iterations=200)[0]
 
 # %% ../nbs/21_features.ipynb #ec408abd
@@ -351,7 +387,8 @@ def _cross_evaluate(self:GoalClassifier, heads, sample, fold, p, predicted):
     value, violations = self.problem_.evaluate(self.confusion_)
     self.cross_fitted_objective_, self.cross_fitted_violations_ = value.item(), violations.numpy()
     y, w = sample
-    as_many = torch.bincount(y, w).square() / torch.bincount(y, w.square()) # Examples of one weight that are as certain
+    # Examples of one weight that are as certain
+    as_many = torch.bincount(y, w).square() / torch.bincount(y, w.square())
     self.interval_ = objective_interval(self.problem_, self.confusion_, as_many)
     self.confusion_ = self.confusion_.numpy()
 
@@ -371,13 +408,16 @@ def _keep(self:GoalClassifier, heads):
 def _scores(self:GoalClassifier, X):
     check_is_fitted(self)
     x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
-    (W, *last_W), (b, *last_b) = [[torch.tensor(v) for v in kind] for kind in (self.coefs_, self.intercepts_)]
+    (W, *last_W), (b, *last_b) = [[torch.tensor(v) for v in kind]
+        for kind in (self.coefs_, self.intercepts_)]
     first = x @ W + b
     return torch.nn.functional.gelu(first) @ last_W[0] + last_b[0] if last_W else first
 
 # %% ../nbs/21_features.ipynb #6b78ac0b
 @patch
-def decision_function(self:GoalClassifier, X): # (n, d) -> (n, m); (n,) for two classes, positive for the second
+def decision_function(
+    self:GoalClassifier, X # (n, d) -> (n, m); (n,) for two classes, positive for the second
+):
     "Scores, the largest of which is predicted"
     s = self._scores(X).numpy()
     return s[:, 1] - s[:, 0] if len(self.classes_) == 2 else s
@@ -390,5 +430,6 @@ def predict(self:GoalClassifier, X): # (n, d) -> (n,) labels
 
 @patch
 def predict_proba(self:GoalClassifier, X): # (n, d) -> (n, m) shares, whose argmax is `predict`
-    "What each label is expected to earn under the gain, as a share of the sum; class probabilities where the goal is accuracy"
+    ("What each label is expected to earn under the gain, as a share of the sum; "
+        "class probabilities where the goal is accuracy")
     return self._scores(X).softmax(-1).numpy()

@@ -29,9 +29,13 @@ def with_error(mean, error, digits=3, sign='-'): # Numbers; after the point; '+'
 def mean_text(values, sign='+', digits=3): return with_error(*mean_se(values), digits, sign)
 
 # %% ../nbs/07e_tables.ipynb #a3c1e506
-def paired(these, others, metric, part='test'): # Records of two methods, seed by seed; name of a metric; 'test' or 'validation'
+def paired(
+    # Records of two methods, seed by seed; name of a metric; 'test' or 'validation'
+    these, others, metric, part='test'
+):
     "(n,) values of these less those of the others, each within a seed"
-    values = [measured(a[part], metric) - measured(b[part], metric) for a, b in zip(these, others, strict=True)]
+    values = [measured(a[part], metric) - measured(b[part], metric)
+        for a, b in zip(these, others, strict=True)]
     return np.round(values, 9) + 0. # What differs in the last bit is equal, and never -0
 
 def beyond_error(values): # Paired differences
@@ -44,38 +48,49 @@ def compare(
     a, b, # Two methods
     metrics # {dataset: metric of the test sample}
 ): # List of signs, one for each data set
-    "Print how far method a lies above b, paired within a seed, and give the signs of what lies beyond two standard errors"
+    ("Print how far method a lies above b, paired within a seed, "
+        "and give the signs of what lies beyond two standard errors")
     found = {d: paired(runs[d, a], runs[d, b], m) for d, m in metrics.items()}
-    for d, values in found.items(): print(f'{d + ", " + LABELS[metrics[d]]:<44} {mean_text(values, digits=digits_of(metrics[d]))}')
+    for d, values in found.items():
+        print(f'{d + ", " + LABELS[metrics[d]]:<44} '
+            f'{mean_text(values, digits=digits_of(metrics[d]))}')
     return [beyond_error(values) for values in found.values()]
 
 # %% ../nbs/07e_tables.ipynb #9384f6e2
 def both_halves(a, b): # Records of a run and of the same with validation and test samples swapped
     "What tables read of a record"
     def part(p):
-        means = {k: (v + b[p][k]) / 2 for k, v in a[p].items() if isinstance(v, float) and k != 'certified_recall'}
+        means = {k: (v + b[p][k]) / 2 for k, v in a[p].items()
+            if isinstance(v, float) and k != 'certified_recall'}
         return means | dict(confusion=(np.add(a[p]['confusion'], b[p]['confusion'])).tolist())
-    return dict(train_accuracy=(a['train_accuracy'] + b['train_accuracy']) / 2, **{p: part(p) for p in ('validation', 'test')})
+    return dict(train_accuracy=(a['train_accuracy'] + b['train_accuracy']) / 2,
+        **{p: part(p) for p in ('validation', 'test')})
 
 def merged(cells, records): # From `beyond_specs`; {run: record}
     "{method: records}, with both halves in one where both are there"
     found = {}
     for method in dict.fromkeys(m for m, _ in cells):
-        halves = [[records[s] for s in cells[method, h]] for h in (False, True) if (method, h) in cells]
-        found[method] = halves[0] if len(halves) == 1 else [both_halves(a, b) for a, b in zip(*halves)]
+        halves = [[records[s] for s in cells[method, h]]
+            for h in (False, True) if (method, h) in cells]
+        found[method] = (halves[0] if len(halves) == 1
+            else [both_halves(a, b) for a, b in zip(*halves)])
     return found
 
 # %% ../nbs/07e_tables.ipynb #93502c7f
-MINIMA = dict(min_recall='worst recall', min_head_tail_recall='min head–tail recall', min_coverage='smallest coverage',
-    min_head_tail_coverage='min head–tail coverage', worst_tenth_recall='mean of the worst tenth', certified_recall='certified worst recall')
-LABELS = {'avg_recall': 'average recall', **{p + k: v + s for k, v in MINIMA.items() for p, s in (('', ''), ('validation_', ' (validation)'))},
+MINIMA = dict(min_recall='worst recall', min_head_tail_recall='min head–tail recall',
+    min_coverage='smallest coverage', min_head_tail_coverage='min head–tail coverage',
+    worst_tenth_recall='mean of the worst tenth', certified_recall='certified worst recall')
+LABELS = {'avg_recall': 'average recall',
+    **{p + k: v + s for k, v in MINIMA.items()
+        for p, s in (('', ''), ('validation_', ' (validation)'))},
     'train_accuracy': 'training accuracy'} # In the order of a table's columns
 
 def digits_of(metric): return 4 if 'coverage' in metric else 3 # To show after the point
 
 def minimum_of(dataset, quantity): # Name; 'recall' or 'coverage'
     "The metric that a table shows beside the average: of the worst class, or of head and tail"
-    return f'min_{quantity}' if source_of(dataset).groups == 'class' else f'min_head_tail_{quantity}'
+    return (f'min_{quantity}' if source_of(dataset).groups == 'class'
+        else f'min_head_tail_{quantity}')
 
 def tidy_table(
     study, # 'table2', ...
@@ -83,15 +98,19 @@ def tidy_table(
     reported, # The paper's numbers, with columns table, dataset, method, metric, value
     measures # {dataset: metrics of the test sample to show}
 ): # DataFrame
-    "Mean and standard error over seeds of each metric, beside the paper's number on the same data sets, or all its numbers if it has none of these"
+    ("Mean and standard error over seeds of each metric, beside the paper's number "
+        "on the same data sets, or all its numbers if it has none of these")
     rows = []
     for (dataset, method), runs in cells.items():
         columns = {m: [measured(r['test'], m) for r in runs] for m in measures[dataset]}
-        columns |= {f'validation_{m}': [measured(r['validation'], m) for r in runs] for m in measures[dataset][1:]}
-        if 'train_accuracy' in runs[0]: columns['train_accuracy'] = [r['train_accuracy'] for r in runs]
+        columns |= {f'validation_{m}': [measured(r['validation'], m) for r in runs]
+            for m in measures[dataset][1:]}
+        if 'train_accuracy' in runs[0]:
+            columns['train_accuracy'] = [r['train_accuracy'] for r in runs]
         rows += [(dataset, method, m, *mean_se(v), len(v)) for m, v in columns.items()]
     ours = pd.DataFrame(rows, columns=['dataset', 'method', 'metric', 'mean', 'se', 'n'])
-    theirs = reported[reported.table == study].rename(columns=dict(value='paper')).drop(columns='table')
+    theirs = (reported[reported.table == study]
+        .rename(columns=dict(value='paper')).drop(columns='table'))
     if theirs.dataset.isin(ours.dataset).any(): theirs = theirs[theirs.dataset.isin(ours.dataset)]
     table = ours.merge(theirs, 'outer', on=['dataset', 'method', 'metric'], sort=False)
     def rank(column):
@@ -114,15 +133,19 @@ def methods_of(table): # A tidy table
 # %% ../nbs/07e_tables.ipynb #5346390d
 def _against(row):
     "The paper's number, and in brackets ours less the paper's, to the paper's three digits"
-    ours = '' if math.isnan(row['mean']) else f' ({round(row["mean"] - row.paper, 3) + 0.:+.3f})' # + 0. makes -0 a 0
+    ours = ('' if math.isnan(row['mean'])
+        else f' ({round(row["mean"] - row.paper, 3) + 0.:+.3f})') # + 0. makes -0 a 0
     return f'{row.paper:.3f}{ours}'
 
 def wide_table(table): # A tidy table
-    "One row for each method: ours as mean ± standard error, then the paper's; in brackets the plain difference, ours less the paper's"
+    ("One row for each method: ours as mean ± standard error, then the paper's; "
+        "in brackets the plain difference, ours less the paper's")
     def text(row): return with_error(row['mean'], row.se, digits_of(row.metric))
     label = table.dataset + ': ' + table.metric.map(LABELS)
-    ours = table[table.n > 0].assign(value=lambda t: t.apply(text, axis=1), column='ours, ' + label)
-    theirs = table[table.paper.notna()].assign(value=lambda t: t.apply(_against, axis=1), column='paper, ' + label)
+    ours = table[table.n > 0].assign(
+        value=lambda t: t.apply(text, axis=1), column='ours, ' + label)
+    theirs = table[table.paper.notna()].assign(
+        value=lambda t: t.apply(_against, axis=1), column='paper, ' + label)
     both = pd.concat([ours, theirs])
     wide = both.pivot(index='method', columns='column', values='value')
     return wide.loc[methods_of(table), list(dict.fromkeys(both.column))].fillna('')
@@ -130,29 +153,39 @@ def wide_table(table): # A tidy table
 def narrow_table(
     table, # A tidy table
     dataset, # The data set to show
-    theirs=None # Data set whose numbers of the paper stand beside it, where the paper has none for this one
+    # Data set whose numbers of the paper stand beside it, where the paper has none for this one
+    theirs=None
 ): # DataFrame
     "`wide_table` of one data set, with short names of the columns, so that a page shows it whole"
-    ours, paper = table[table.dataset == dataset], table[(table.dataset == theirs) & table.paper.notna()]
+    ours, paper = (table[table.dataset == dataset],
+        table[(table.dataset == theirs) & table.paper.notna()])
     short = {f'ours, {dataset}: ': '', f'paper, {dataset}: ': 'paper: '}
     def name(column):
         for long, brief in short.items(): column = column.replace(long, brief)
         return column
-    return wide_table(pd.concat([ours, paper])).rename(columns=name).rename_axis(index=None, columns=None)
+    return (wide_table(pd.concat([ours, paper]))
+        .rename(columns=name).rename_axis(index=None, columns=None))
 
 # %% ../nbs/07e_tables.ipynb #f827782e
-def save_table(table, out, name, wide=None): # Tidy table; folder; file name without ending; wide form with the row names as index
-    "Write a tidy table as CSV, and its wide form as Markdown and LaTeX (with \\usepackage{booktabs})"
+def save_table(
+    # Tidy table; folder; file name without ending; wide form with the row names as index
+    table, out, name, wide=None
+):
+    ("Write a tidy table as CSV, "
+        "and its wide form as Markdown and LaTeX (with \\usepackage{booktabs})")
     out, wide = Path(out), (wide_table(table) if wide is None else wide).reset_index()
     write_atomically(out / f'{name}.csv', table.to_csv(index=False, float_format='%.6g'))
     rows = [list(wide.columns), ['---'] * len(wide.columns), *wide.values.tolist()]
-    write_atomically(out / f'{name}.md', '\n'.join('| ' + ' | '.join(map(str, r)) + ' |' for r in rows) + '\n')
-    tex = wide.astype(str).to_latex(index=False, escape=True, column_format='l' + 'c' * (len(wide.columns) - 1))
+    write_atomically(out / f'{name}.md',
+        '\n'.join('| ' + ' | '.join(map(str, r)) + ' |' for r in rows) + '\n')
+    tex = wide.astype(str).to_latex(index=False, escape=True,
+        column_format='l' + 'c' * (len(wide.columns) - 1))
     write_atomically(out / f'{name}.tex', tex.replace('±', r'$\pm$'))
 
 def save_figure(figure, out, name): # Matplotlib figure; folder; file name without ending
     "Write a figure as PNG and PDF, the same bytes every time"
-    made = dict(png=dict(dpi=200, metadata=dict(Software=None)), pdf=dict(metadata=dict(CreationDate=None)))
+    made = dict(png=dict(dpi=200, metadata=dict(Software=None)),
+        pdf=dict(metadata=dict(CreationDate=None)))
     for kind, how in made.items():
         figure.savefig(file := io.BytesIO(), format=kind, **how)
         content = lighter(file.getvalue()) if kind == 'png' else file.getvalue()
@@ -166,29 +199,41 @@ def draw_table(
 ): # Matplotlib figure
     "A panel for each data set and metric: ours as dots with standard errors, the paper's as bars"
     import matplotlib.pyplot as plt, seaborn as sns
-    style = {'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True, 'axes.grid.axis': 'x'}
+    style = {'axes.spines.top': False, 'axes.spines.right': False,
+        'axes.grid': True, 'axes.grid.axis': 'x'}
     with sns.axes_style('ticks', style), sns.plotting_context('paper', 1.1):
         colours = sns.color_palette('colorblind')
-        fig, axs = plt.subplots(len(measures), 2, figsize=(9.5, .6 + 2.5 * len(measures)), layout='constrained', squeeze=False, sharey=True)
+        fig, axs = plt.subplots(len(measures), 2, figsize=(9.5, .6 + 2.5 * len(measures)),
+            layout='constrained', squeeze=False, sharey=True)
         methods = methods_of(table[table.n > 0])
         y = np.arange(len(methods))[::-1]
         for row, (dataset, names) in zip(axs, measures.items()):
-            theirs = dataset if table[table.dataset == dataset].paper.notna().any() else source_of(dataset).beside or dataset
+            theirs = (dataset if table[table.dataset == dataset].paper.notna().any()
+                else source_of(dataset).beside or dataset)
             row[0].set_title(dataset, loc='left')
             for ax, name in zip(row, names):
-                pick = lambda d: table[(table.dataset == d) & (table.metric == name)].set_index('method').reindex(methods)
-                ax.errorbar(pick(dataset)['mean'], y, xerr=pick(dataset).se, fmt='o', color=colours[0], capsize=3, label='ours')
-                unseen = pick(dataset).index.map(table[(table.dataset == dataset) & (table.metric == f'validation_{name}')].set_index('method')['mean'])
-                if name != names[0]: ax.plot(unseen, y, 'o', mfc='none', color=colours[0], label='ours, validation data')
-                ax.plot(pick(theirs).paper, y, '|', color=colours[1], ms=15, mew=2.5, label='paper' if theirs == dataset else f'paper, {theirs}')
+                pick = lambda d: (table[(table.dataset == d) & (table.metric == name)]
+                    .set_index('method').reindex(methods))
+                ax.errorbar(pick(dataset)['mean'], y, xerr=pick(dataset).se, fmt='o',
+                    color=colours[0], capsize=3, label='ours')
+                unseen = pick(dataset).index.map(
+                    table[(table.dataset == dataset) & (table.metric == f'validation_{name}')]
+                    .set_index('method')['mean'])
+                if name != names[0]:
+                    ax.plot(unseen, y, 'o', mfc='none', color=colours[0],
+                        label='ours, validation data')
+                ax.plot(pick(theirs).paper, y, '|', color=colours[1], ms=15, mew=2.5,
+                    label='paper' if theirs == dataset else f'paper, {theirs}')
                 better = '' if 'coverage' in name else ', better →'
-                ax.set(xlabel=f'{LABELS[name]} (test data){better}', ylim=(-.6, len(methods) - .4), yticks=y, yticklabels=methods)
+                ax.set(xlabel=f'{LABELS[name]} (test data){better}', ylim=(-.6, len(methods) - .4),
+                    yticks=y, yticklabels=methods)
                 ax.margins(x=.08)
                 ax.locator_params(axis='x', nbins=7)
             if targets: row[1].axvline(targets[dataset], color='.3', ls=':', label='target')
         handles = {l: h for ax in axs[:, 1] for h, l in zip(*ax.get_legend_handles_labels())}
         names = sorted(handles)
-        fig.legend([handles[l] for l in names], names, loc='outside lower center', ncols=len(handles), frameon=False)
+        fig.legend([handles[l] for l in names], names, loc='outside lower center',
+            ncols=len(handles), frameon=False)
     return fig
 
 # %% ../nbs/07e_tables.ipynb #18a0b002
@@ -208,22 +253,27 @@ def square_table(runs): # {(dataset, goal trained for): results of `judged`, see
         for goal in these[0]['test']:
             values = {goal: [r['test'][goal] for r in these]}
             if goal != method: values[LEAD + goal] = paired(runs[dataset, goal], these, goal)
-            rows += [(dataset, method, name, *mean_se(v), len(v), np.nan) for name, v in values.items()]
+            rows += [(dataset, method, name, *mean_se(v), len(v), np.nan)
+                for name, v in values.items()]
     return pd.DataFrame(rows, columns=['dataset', 'method', 'metric', 'mean', 'se', 'n', 'paper'])
 
 def square(table, dataset, leads=False): # From `square_table`; name; leads, or values?
     "Means and standard errors, two DataFrames: rows trained for, columns judged by"
     part = table[(table.dataset == dataset) & (table.metric.str.startswith(LEAD) == leads)]
-    part, goals = part.assign(metric=part.metric.str.removeprefix(LEAD)), list(dict.fromkeys(part.method))
-    return [part.pivot(index='method', columns='metric', values=v).loc[goals, goals] for v in ('mean', 'se')]
+    part, goals = (part.assign(metric=part.metric.str.removeprefix(LEAD)),
+        list(dict.fromkeys(part.method)))
+    return [part.pivot(index='method', columns='metric', values=v).loc[goals, goals]
+        for v in ('mean', 'se')]
 
 def wide_square(table): # From `square_table`
-    "For people: values, then leads; a row for each model, a column for each goal, the goal's own model in brackets"
+    ("For people: values, then leads; "
+        "a row for each model, a column for each goal, the goal's own model in brackets")
     rows = {}
     for dataset, leads in ((d, x) for d in dict.fromkeys(table.dataset) for x in (False, True)):
         means, errors = square(table, dataset, leads)
         for method in means.index:
-            cells = {g: with_error(means[g][method], errors[g][method], sign='+' if leads else '-') for g in means}
+            cells = {g: with_error(means[g][method], errors[g][method], sign='+' if leads else '-')
+                for g in means}
             cells[method] = '' if leads else f'[{cells[method]}]'
             rows[f"{dataset}, {'own model less ' if leads else 'trained for '}{method}"] = cells
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('judged by')
@@ -239,8 +289,10 @@ def verdicts(table, dataset): # From `square_table`; name
     signs, said = lead_signs(table, dataset), []
     for goal in signs:
         others = signs[goal].drop(goal)
-        of = {what: list(others.index[others == sign]) for sign, what in ((1, 'ahead of'), (-1, 'behind'), (0, 'level with'))}
-        said.append(f'{goal}: its own model is ' + '; '.join(f"{what} {', '.join(names)}" for what, names in of.items() if names))
+        of = {what: list(others.index[others == sign])
+            for sign, what in ((1, 'ahead of'), (-1, 'behind'), (0, 'level with'))}
+        said.append(f'{goal}: its own model is ' + '; '.join(
+            f"{what} {', '.join(names)}" for what, names in of.items() if names))
     return said
 
 # %% ../nbs/07e_tables.ipynb #18a0b013
@@ -249,8 +301,10 @@ def _draw_square(ax, means, signs, title):
     from matplotlib.patches import Rectangle
     scaled = (means - means.min()) / (means.max() - means.min()).clip(lower=1e-9)
     marks = signs.replace({1: ' ▼', -1: ' ▲', 0: ''})
-    sns.heatmap(scaled, ax=ax, annot=means.map('{:.3f}'.format) + marks, fmt='', cmap='crest', vmax=1.2, cbar=False, linewidths=.5)
-    for i in range(len(means)): ax.add_patch(Rectangle((i, i), 1, 1, fill=False, ec='k', lw=2, clip_on=False))
+    sns.heatmap(scaled, ax=ax, annot=means.map('{:.3f}'.format) + marks, fmt='',
+        cmap='crest', vmax=1.2, cbar=False, linewidths=.5)
+    for i in range(len(means)):
+        ax.add_patch(Rectangle((i, i), 1, 1, fill=False, ec='k', lw=2, clip_on=False))
     ax.set(xlabel='judged by (test data)', ylabel='trained for')
     ax.set_title(title, loc='left')
     ax.tick_params('x', rotation=40)
@@ -261,33 +315,46 @@ def draw_square(table): # From `square_table`
     import matplotlib.pyplot as plt, seaborn as sns
     datasets, size = list(dict.fromkeys(table.dataset)), table.method.nunique()
     with sns.plotting_context('paper', 1.):
-        fig, axs = plt.subplots(len(datasets), 1, figsize=(max(6.5, 3 + .62 * size), len(datasets) * (1.9 + .33 * size)), layout='constrained', squeeze=False)
+        fig, axs = plt.subplots(len(datasets), 1,
+            figsize=(max(6.5, 3 + .62 * size), len(datasets) * (1.9 + .33 * size)),
+            layout='constrained', squeeze=False)
         for ax, dataset in zip(axs[:, 0], datasets):
             signs = lead_signs(table, dataset)
             behind, ahead = [int((signs == sign).sum().sum()) for sign in (1, -1)]
-            title = f"{dataset}, against each goal's own model (framed):\n{behind} of {size * (size - 1)} others are worse beyond two standard errors (▼), {ahead} better (▲)"
+            title = (f"{dataset}, against each goal's own model (framed):\n"
+                f'{behind} of {size * (size - 1)} others are worse '
+                f'beyond two standard errors (▼), {ahead} better (▲)')
             _draw_square(ax, square(table, dataset)[0], signs, title)
     return fig
 
 # %% ../nbs/07e_tables.ipynb #111a1dba
 def _goal_recalls(record):
     "Recalls that a goal looks at, for each update on record"
-    recalls, groups = [h['recall'] for h in record['history']], spec_of(record).class_groups(priors_of(record))
-    return recalls if groups is None else [group_mean(torch.tensor(r, dtype=torch.float64), groups).tolist() for r in recalls]
+    recalls, groups = ([h['recall'] for h in record['history']],
+        spec_of(record).class_groups(priors_of(record)))
+    return (recalls if groups is None
+        else [group_mean(torch.tensor(r, dtype=torch.float64), groups).tolist() for r in recalls])
 
 def draw_curves(records): # {title: record}, each of a goal with multipliers
-    "Over training: multipliers above, validation recalls below; of each class, from the most frequent (dark) to the rarest, or of head (dark) and tail where these are the goal"
+    ("Over training: multipliers above, validation recalls below; "
+        "of each class, from the most frequent (dark) to the rarest, "
+        "or of head (dark) and tail where these are the goal")
     import matplotlib.pyplot as plt, seaborn as sns
-    with sns.axes_style('ticks', {'axes.spines.top': False, 'axes.spines.right': False}), sns.plotting_context('paper', 1.1):
-        fig, axs = plt.subplots(2, len(records), figsize=(9.5, 4.6), layout='constrained', sharex=True, sharey='row', squeeze=False)
+    with (sns.axes_style('ticks', {'axes.spines.top': False, 'axes.spines.right': False}),
+        sns.plotting_context('paper', 1.1)):
+        fig, axs = plt.subplots(2, len(records), figsize=(9.5, 4.6), layout='constrained',
+            sharex=True, sharey='row', squeeze=False)
         for column, (title, record) in zip(axs.T, records.items()):
             steps = [h['step'] for h in record['history']]
-            for ax, values in zip(column, ([h['multipliers'] for h in record['history']], _goal_recalls(record))):
+            for ax, values in zip(column,
+                ([h['multipliers'] for h in record['history']], _goal_recalls(record))):
                 curves = list(zip(*values))
-                for curve, colour in zip(curves, sns.color_palette('viridis', len(curves))): ax.plot(steps, curve, color=colour, lw=.8)
+                for curve, colour in zip(curves, sns.color_palette('viridis', len(curves))):
+                    ax.plot(steps, curve, color=colour, lw=.8)
             column[0].set(title=title)
             column[1].set(xlabel='step')
-            if record['spec']['groups'] == 'head-tail': column[1].legend(['head', 'tail'], frameon=False)
+            if record['spec']['groups'] == 'head-tail':
+                column[1].legend(['head', 'tail'], frameon=False)
         axs[0, 0].set(ylabel='multiplier')
         axs[1, 0].set(ylabel='validation recall', ylim=(0, None))
     return fig
