@@ -16,8 +16,8 @@ from pathlib import Path
 from torch import nn
 from types import SimpleNamespace
 from torch.utils.flop_counter import FlopCounterMode
-from .gains import (balanced_coverage_constraint, confusion_matrix, coverage_constraint,
-    precision_constraint, worst_case_recall)
+from .gains import balanced_coverage_constraint, confusion_matrix, coverage_constraint
+from .gains import precision_constraint, worst_case_recall
 from .data import Data
 from .losses import CostSensitiveLoss
 from .postshift import post_shift
@@ -135,8 +135,8 @@ def time_post_shift(
 def plot_growth(
     timed # Goal -> what `time_post_shift` returns
 ): # Matplotlib figure
-    ("Time of post-shift against points and against classes, "
-        "with a line of proportional growth for each goal")
+    """Time of post-shift against points and against classes,
+    with a line of proportional growth for each goal"""
     import matplotlib.pyplot as plt
     fig, axs = plt.subplots(1, 2, figsize=(8, 3), layout='constrained', sharey=True)
     for i, (goal, growth) in enumerate(timed.items()):
@@ -196,8 +196,8 @@ def random_stack(
     changes=(), # Of the recipe, a dict
     **options # Of `Stack`: device, fast, ...
 ): # `Stack`
-    ("A stack on random images, as many as in CIFAR-10-LT: "
-        "12,400 for training and 5,000 for validation")
+    """A stack on random images, as many as in CIFAR-10-LT:
+    12,400 for training and 5,000 for validation"""
     g, n = torch.Generator().manual_seed(0), 22400
     x, y = (torch.randint(0, 256, (n, 3, side, side), generator=g, dtype=torch.uint8),
         torch.arange(n) % num_classes)
@@ -223,8 +223,8 @@ def forward_costs(
 
 # %% ../nbs/09_bench.ipynb #5feddd22
 def limits(device): # A GPU or CPU
-    ("Bytes a second of a plain copy, read and written, and operations a second "
-        "of a plain matrix product, on a GPU in bfloat16")
+    """Bytes a second of a plain copy, read and written, and operations a second
+    of a plain matrix product, on a GPU in bfloat16"""
     fast = torch.device(device).type == 'cuda'
     size, n, dtype = (2 ** 30, 8192, torch.bfloat16) if fast else (2 ** 27, 1024, torch.float32)
     a = torch.empty(size, dtype=torch.uint8, device=device)
@@ -304,8 +304,8 @@ def report_ingredients(
     update_every=32, # Steps
     **counts # See `time_training`
 ):
-    ("Print the time of a training step of one model with each ingredient, "
-        "and as a multiple of the first")
+    """Print the time of a training step of one model with each ingredient,
+    and as a multiple of the first"""
     device, first = pick_device(device), None
     print(f'{device_name(device)}: {size} × {model}, times of one model in ms, '
         f'an update every {update_every} steps')
@@ -367,8 +367,8 @@ def report_classes(classes=(1000, 10_000)): # Numbers of classes
 
 # %% ../nbs/09_bench.ipynb #b6207860
 def goal_updates(m): # Classes
-    ("{goal: {what: function of nothing that makes one update}} "
-        "for each goal by name that has multipliers")
+    """{goal: {what: function of nothing that makes one update}}
+    for each goal by name that has multipliers"""
     from ncdo.runs import GOALS as NAMED, Spec
     priors, found = torch.arange(1, m + 1).double().flip(0), {}
     priors = priors / priors.sum()

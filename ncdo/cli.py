@@ -20,13 +20,14 @@ from .data import DATASETS, load, locate
 from .gains import InputError
 from .losses import KINDS
 from .pretrained import describe
-from .runs import (GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, differences,
-    ensemble_run, measured, one_of, post_shift_run, read_record, recipe_spec, same_data, things_of)
+from .runs import GOALS, PRESETS, SETTINGS, TARGETS, UPDATES, Ensemble, Spec, differences
+from .runs import ensemble_run, measured, one_of, post_shift_run, read_record, recipe_spec
+from .runs import same_data, things_of
 from .schedule import compute, pack, run_stack, runs_in
-from .studies import (borrow, draw_studies, notebook_parameters, on_record, settled,
-    shift_runs, studies, studies_at, study_files, study_fingerprint, study_runs)
-from .samples import (chance_to_certify, expected_reading, hits_needed, images_needed,
-    recall_needed, tenth_of)
+from .studies import borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs
+from .studies import studies, studies_at, study_files, study_fingerprint, study_runs
+from .samples import chance_to_certify, expected_reading, hits_needed
+from .samples import images_needed, recall_needed, tenth_of
 from .common import check_value, optional, write_atomically
 from .training import Recipe
 
@@ -389,8 +390,8 @@ def paper(
         help='runs trained together in one network at most, if the memory is small'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given")
 ):
-    ("Regenerate the paper's figure and tables: "
-        "compute the missing runs, execute the study notebooks")
+    """Regenerate the paper's figure and tables:
+    compute the missing runs, execute the study notebooks"""
     for name, number in dict(workers=workers, largest=largest).items():
         if number is not None: check_value(name, number, 'count')
     one_of(preset, PRESETS, 'preset')
@@ -483,8 +484,8 @@ def report(
     beside: list[Path] = typer.Option([],
         help='folder of another run on the same classes, to compare with; may be repeated')
 ):
-    ("Write report.html (and its figures) into a run's folder: "
-        "what was asked, whether it was met, and the alternatives")
+    """Write report.html (and its figures) into a run's folder:
+    what was asked, whether it was met, and the alternatives"""
     for library in ('matplotlib', 'seaborn', 'jinja2'): optional(library, 'report')
     from ncdo.report import write_report
     print(f'report: {write_report(run, beside)}')
@@ -498,8 +499,8 @@ def predict(
     out: Path = typer.Option(None, help='CSV file; standard output unless given'),
     device: str = typer.Option(None, help="'cpu' or 'cuda'; the best there is unless given")
 ):
-    ("Predict the classes of image files or of a table's rows, "
-        "as CSV: file, row, class, and the softmax of the scores")
+    """Predict the classes of image files or of a table's rows,
+    as CSV: file, row, class, and the softmax of the scores"""
     from ncdo.predict import predict
     check_device(device)
     table = predict(run, images, device).to_csv(index=False, float_format='%.6f')
@@ -508,8 +509,8 @@ def predict(
 
 @app.command()
 def export(run: Path = typer.Argument(..., help='folder of a finished run')):
-    ("Write model.onnx into a run's folder: pixels of 0 to 255 (or features) in, "
-        "scores out, the normalisation inside")
+    """Write model.onnx into a run's folder: pixels of 0 to 255 (or features) in,
+    scores out, the normalisation inside"""
     from ncdo.predict import export_onnx
     path, difference = export_onnx(run)
     print(f'model: {path} (largest difference to PyTorch {difference:.1g})')
@@ -572,8 +573,8 @@ def plan(
     recall: float = typer.Option(None,
         help='recall that you expect, to learn how many images the target takes')
 ):
-    ("Say what a test sample can certify: "
-        "which recall of the worst class, and how many images a target takes")
+    """Say what a test sample can certify:
+    which recall of the worst class, and how many images a target takes"""
     for name, value in {'classes': classes, 'per-class': per_class}.items():
         check_value(name, value, 'count')
     print('\n'.join(planned(classes, per_class, target, delta, recall)))

@@ -12,8 +12,8 @@ import dataclasses, functools, hashlib, math, os, torch, numpy as np
 from pathlib import Path
 from .columns import TABLES, archive_rows, part_arrays, table_rows
 from .gains import InputError, class_priors
-from .images import (ARRAYS, PART_FOLDERS, archive_images, class_files, dataset_images, decode_files,
-    file_stamp, folder_images, join_arrays, read_npz, walk)
+from .images import ARRAYS, PART_FOLDERS, archive_images, class_files, dataset_images
+from .images import decode_files, file_stamp, folder_images, join_arrays, read_npz, walk
 
 # %% ../nbs/03_data.ipynb #2b06bb47
 def long_tail_counts(

@@ -10,8 +10,8 @@ import math, torch
 from fastcore.basics import patch
 from torch import nn
 from .gains import InputError, check_priors, class_priors
-from .losses import (KINDS, Kind, _check_gain, _evaluate, _full, _per_class, _tell_missing,
-    as_gain, factor_gain, loss_tables, nonnegative_gain)
+from .losses import KINDS, Kind, _check_gain, _evaluate, _full, _per_class, _tell_missing
+from .losses import as_gain, factor_gain, loss_tables, nonnegative_gain
 
 # %% ../nbs/06_distillation.ipynb #49613c24
 def teacher_labels(

@@ -52,8 +52,8 @@ def even_bend(
 
 # %% ../nbs/21_features.ipynb #3c84aa4e
 class Heads:
-    ("K linear heads, or K networks with a hidden layer, side by side on the same features; "
-        "each has its own weights of the examples")
+    """K linear heads, or K networks with a hidden layer, side by side on the same features;
+    each has its own weights of the examples"""
     def __init__(self,
         x, # (n, r) features
         y, # (n,) class indices
@@ -90,8 +90,8 @@ def scores(self:Heads): # (K, n, m)
 
 @patch
 def _penalty(self:Heads):
-    ("Half the squared length of the weights; "
-        "of two classes all of it, as scikit-learn counts one weight for both")
+    """Half the squared length of the weights;
+    of two classes all of it, as scikit-learn counts one weight for both"""
     squares = (self.parts[0] * self.length[:, None, None]).square().sum()
     if self.hidden is not None: squares = squares + self.parts[1].square().sum()
     return squares * (1 if self.m == 2 else .5)
@@ -103,8 +103,8 @@ def fit(self:Heads,
     weight, # (K, m, m) or (m, m) outer weights M
     tol=1e-3 # About how far a score may be from the solution's
 ):
-    ("Train the heads with their tables in one run of L-BFGS: "
-        "linear ones to the end, networks for 200 steps")
+    """Train the heads with their tables in one run of L-BFGS:
+    linear ones to the end, networks for 200 steps"""
     K, total, linear = len(self.weight), self.weight.sum(), self.hidden is None
     log_diag, M = log_diag.to(self.x).expand(K, -1), weight.to(self.x).expand(K, -1, -1)
     self._begin(log_diag)
@@ -142,8 +142,8 @@ def probabilities_of(
     shares, # (n, m) softmax of scores
     gain # (m, m) the gain they were trained for
 ): # (n, m) class probabilities
-    ("Undo a gain: scores are log(G'p) after training, "
-        "so p is proportional to the shares times the inverse of G")
+    """Undo a gain: scores are log(G'p) after training,
+    so p is proportional to the shares times the inverse of G"""
     gain = gain - gain.amin(-1, keepdim=True)
     top = gain.amax(-1, keepdim=True).clamp(min=1e-300)
     p = shares @ torch.linalg.pinv(gain / top) / top.T
@@ -223,8 +223,8 @@ class GoalClassifier(ClassifierMixin, BaseEstimator):
 # %% ../nbs/21_features.ipynb #8b089b21
 @patch
 def _check_fit(self:GoalClassifier, X, y, sample_weight):
-    ("Features, class indices, weights, which examples each head learns from (K, n), "
-        "and the fold of each; without examples of weight 0")
+    """Features, class indices, weights, which examples each head learns from (K, n),
+    and the fold of each; without examples of weight 0"""
     self._check_options()
     X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
     check_classification_targets(y)
@@ -321,8 +321,8 @@ def _tables(self:GoalClassifier, gain):
 # %% ../nbs/21_features.ipynb #862a215f
 @patch
 def _place(self:GoalClassifier, X, w):
-    ("Where the features go before a head sees them: to other axes if it is linear, "
-        "to deviations of 1 if it has a hidden layer")
+    """Where the features go before a head sees them: to other axes if it is linear,
+    to deviations of 1 if it has a hidden layer"""
     X, w = X.to(self._device), w.to(self._device)
     if self.head == 'linear': self._axes = even_bend(X, self.C * w)
     else:
@@ -343,8 +343,8 @@ def _heads(self:GoalClassifier, X, y, weight):
 # %% ../nbs/21_features.ipynb #8b21be9e
 @patch
 def _find_gain(self:GoalClassifier, heads, sample, fold): # Class indices and weights of the sample
-    ("Train the heads for a gain, look for a better one on what they say "
-        "of examples they have not seen, and so on")
+    """Train the heads for a gain, look for a better one on what they say
+    of examples they have not seen, and so on"""
     problem, judge, trail = self.problem_, SaddlePoint(self.problem_), []
     gain, p = torch.eye(problem.m, dtype=torch.float64) if problem.k else problem.gain([]), None
     for _ in range(1 + self.updates):
@@ -430,6 +430,6 @@ def predict(self:GoalClassifier, X): # (n, d) -> (n,) labels
 
 @patch
 def predict_proba(self:GoalClassifier, X): # (n, d) -> (n, m) shares, whose argmax is `predict`
-    ("What each label is expected to earn under the gain, as a share of the sum; "
-        "class probabilities where the goal is accuracy")
+    """What each label is expected to earn under the gain, as a share of the sum;
+    class probabilities where the goal is accuracy"""
     return self._scores(X).softmax(-1).numpy()

@@ -23,8 +23,8 @@ def recall(C): # (..., m, m) confusion
     return C.diagonal(dim1=-2, dim2=-1) / C.sum(-1)
 
 def precision(C): # (..., m, m) confusion
-    ("Share of each class's predictions that are right, (..., m); "
-        "nan for a class that is never predicted")
+    """Share of each class's predictions that are right, (..., m);
+    nan for a class that is never predicted"""
     return C.diagonal(dim1=-2, dim2=-1) / C.sum(-2)
 
 # %% ../nbs/00_gains.ipynb #04fd2953
@@ -55,8 +55,8 @@ class InputError(ValueError):
 
 # %% ../nbs/00_gains.ipynb #bb28c5a3
 def _values(x):
-    ("What torch can take of a pandas Series or data frame, whatever its index, "
-        "and of an array that runs backwards")
+    """What torch can take of a pandas Series or data frame, whatever its index,
+    and of an array that runs backwards"""
     if hasattr(x, 'to_numpy'): return x.to_numpy(copy=True)
     return x.copy() if any(s < 0 for s in getattr(x, 'strides', ())) else x
 
@@ -79,8 +79,8 @@ def _number(value, what, fits, must):
     return value
 
 def _labels(x, num_classes, what):
-    ("Class indices as an int64 tensor, each in [0, num_classes), "
-        "or an error that names the offending values")
+    """Class indices as an int64 tensor, each in [0, num_classes),
+    or an error that names the offending values"""
     x = _tensor(x, what)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise InputError(f'{what} holds {x.dtype} values; give class indices (integers)')
@@ -236,8 +236,8 @@ def _state(self:Problem, b, priors, target_priors, domain, names):
 
 @patch
 def _place(self:Problem, parts): # (domain, number of multipliers) of each part, in their order
-    ("Which multipliers live where, and which of them are prices of constraints, "
-        "which can be met or missed")
+    """Which multipliers live where, and which of them are prices of constraints,
+    which can be met or missed"""
     self.parts, start = [], 0
     for domain, size in parts:
         self.parts.append((domain, slice(start, start + size)))
@@ -288,8 +288,8 @@ def _sums(self:Problem, C, per_row):
 # %% ../nbs/00_gains.ipynb #c9939b84
 @patch
 def _weigh_rows(self:Problem):
-    ("What each row has at stake in the objective and in the constraints, "
-        "and which rows are a constraint's own")
+    """What each row has at stake in the objective and in the constraints,
+    and which rows are a constraint's own"""
     at_stake = lambda W: self.target_priors * (W.amax(-1) - W.amin(-1))
     self.reward_weights, self.value_weights = at_stake(self.A), at_stake(self.B)
     right = self.B.diagonal(dim1=-2, dim2=-1) != 0
@@ -308,16 +308,16 @@ def _own(self:Problem, seen): return seen @ self.own_weights.T
 
 # %% ../nbs/00_gains.ipynb #a96298ff
 def _made_good(whole, missing):
-    ("What a sum over the rows that occur is multiplied by: "
-        "all that is at stake over what is at stake in them; nan for none of it")
+    """What a sum over the rows that occur is multiplied by:
+    all that is at stake over what is at stake in them; nan for none of it"""
     seen = whole - missing
     return (whole / seen).where(seen > 1e-9 * whole, torch.nan).where(whole > 0, 1.)
 
 # %% ../nbs/00_gains.ipynb #6b68cd2a
 @patch
 def _complete(self:Problem):
-    ("What a sample that shows every class has at stake, "
-        "and each constraint's share of the class mix")
+    """What a sample that shows every class has at stake,
+    and each constraint's share of the class mix"""
     own, everything = self._own(self.target_priors), torch.ones_like(self.target_priors)
     self.full_reward, self.full_values = self._reward(everything), self._value(everything)
     self.own_nothing, self.share = own == 0, own.clamp(min=1e-6) / own.clamp(min=1e-6).sum()
@@ -335,8 +335,8 @@ def _effect(
 # %% ../nbs/00_gains.ipynb #d29eefb0
 @patch
 def _evaluate(self:Problem, C, complete=False):
-    ("`evaluate` without its checks, which wait for the device; "
-        "shorter if one knows that every class occurs")
+    """`evaluate` without its checks, which wait for the device;
+    shorter if one knows that every class occurs"""
     rows = C.sum(-1)
     seen = (rows > 0).double()
     earned, values = self._sums(C, self.target_priors * seen / rows.clamp(min=1e-300))
@@ -353,8 +353,8 @@ def _overall(self:Problem, earned, values): # (...) <A, C>; (..., k) values <B_k
 
 @patch
 def evaluate(self:Problem, C): # (..., m, m) confusion, measured on any class mix
-    ("Objective (...) and violations (..., k) in one pass; "
-        "nan where nothing that they are about occurs")
+    """Objective (...) and violations (..., k) in one pass;
+    nan where nothing that they are about occurs"""
     C = _tensor(C, 'the confusion matrix', torch.float64).to(self.b.device)
     if C.shape[-2:] != (self.m, self.m):
         raise InputError(f'confusion has shape {tuple(C.shape)}; '
@@ -380,9 +380,9 @@ def demands(self:Problem): # Are there constraints, which can be met or missed?
 
 @patch
 def slack(self:Problem, tolerance=1e-3): # Of every constraint
-    ("By how much each constraint may be missed and count as met, (k,): the tolerance, "
-        "or a fiftieth of the bound (of its classes' share, if the bound is 0) "
-        "where that is less")
+    """By how much each constraint may be missed and count as met, (k,): the tolerance,
+    or a fiftieth of the bound (of its classes' share, if the bound is 0)
+    where that is less"""
     return self.room.clamp(max=tolerance)
 
 @patch
@@ -390,8 +390,8 @@ def met(self:Problem,
     violations, # (..., k) as `evaluate` gives them; nan where unknown
     tolerance=1e-3 # See `slack`
 ): # (..., k) bool
-    ("Which constraints are known to be met, as one that demands nothing always is; "
-        "where nothing is demanded, which values are known")
+    """Which constraints are known to be met, as one that demands nothing always is;
+    where nothing is demanded, which values are known"""
     return torch.where(self.demanded,
         self.free | (violations <= self.slack(tolerance)), ~violations.isnan())
 
@@ -410,8 +410,8 @@ def neutral(self:Problem,
     multipliers, # (..., k)
     known # (..., k) bool: of which constraints the first sample says something
 ): # (..., k)
-    ("Multipliers to start from: nothing for a constraint nobody can judge; "
-        "on the simplex its share of the class mix, as in plain accuracy")
+    """Multipliers to start from: nothing for a constraint nobody can judge;
+    on the simplex its share of the class mix, as in plain accuracy"""
     start = multipliers.where(known | ~self.demanded, 0)
     for domain, part in self.parts:
         if domain == 'simplex':
@@ -538,8 +538,8 @@ def _effect(self:ClassProblem, mean):
 # %% ../nbs/00_gains.ipynb #5c1e07aa
 @patch
 def _weigh_rows(self:ClassProblem):
-    ("What each row has at stake, and which rows are a constraint's own, "
-        "as `Problem` has them from its matrices")
+    """What each row has at stake, and which rows are a constraint's own,
+    as `Problem` has them from its matrices"""
     right = self.r * self.v + self.d # B_ii of a class's own constraint
     size, used = [self._of_class(self._sum(x.double()))
         for x in (torch.ones_like(self.v), self.v != 0)]
@@ -564,8 +564,8 @@ def _weigh_rows(self:ClassProblem):
 # %% ../nbs/00_gains.ipynb #21b106b5
 @patch
 def _over_rows(self:ClassProblem, inner, outer, factor, x):
-    ("Sum of weights times x over the rows, (..., k): "
-        "`inner` for a constraint's own classes, `outer` times its `factor` for all others")
+    """Sum of weights times x over the rows, (..., k):
+    `inner` for a constraint's own classes, `outer` times its `factor` for all others"""
     return (self._sum(inner * x)
         + factor * ((outer * x).sum(-1, keepdim=True) - self._sum(outer * x)))
 
@@ -584,8 +584,8 @@ def head_tail_groups(
     priors, # (m,) training priors
     tail=0.1 # Share of the classes, smallest first, that make the tail
 ): # (m,) 0 for head, 1 for tail
-    ("Split the classes in head (0) and tail (1), the tail being the smallest classes; "
-        "among equal ones, those that come first")
+    """Split the classes in head (0) and tail (1), the tail being the smallest classes;
+    among equal ones, those that come first"""
     p = _tensor(priors, 'priors', torch.float64)
     n = round(_number(tail, 'tail', lambda x: 0 < x < 1, 'lie between 0 and 1') * len(p))
     if not 0 < n < len(p):
@@ -597,8 +597,8 @@ def head_tail_groups(
 
 # %% ../nbs/00_gains.ipynb #f707f902
 def _numbered(groups, m):
-    ("Groups (m,) as numbers 0..k-1, and their names; "
-        "groups given by name are numbered in the order of the alphabet")
+    """Groups (m,) as numbers 0..k-1, and their names;
+    groups given by name are numbered in the order of the alphabet"""
     values = _values(groups)
     try:
         values = (values.tolist() if hasattr(values, 'tolist')
@@ -691,8 +691,8 @@ def precision_constraint(
     tau, # Smallest precision allowed, or (m,) that of each class; 0 demands nothing
     target_priors=None # (m,) class mix at which accuracy and precision are meant
 ):
-    ("Table 1, row 3: maximise accuracy while every class's precision is at least tau "
-        "(as C_yy >= tau cov_y)")
+    """Table 1, row 3: maximise accuracy while every class's precision is at least tau
+    (as C_yy >= tau cov_y)"""
     b = torch.zeros(len(check_priors(priors)))
     return ClassProblem(priors, target_priors, objective=1., diag=1.,
         column=-_targets(tau, 'tau', len(b)), b=b)
@@ -703,8 +703,8 @@ def coverage_constraint(
     fraction=0.95,
     target_priors=None # (m,) class mix at which coverage is meant
 ):
-    ("Table 1, row 4: maximise the average recall while every class's coverage "
-        "is at least `fraction` of its prior (eq. 2)")
+    """Table 1, row 4: maximise the average recall while every class's coverage
+    is at least `fraction` of its prior (eq. 2)"""
     p = _class_mix(priors, target_priors)
     b = _targets(fraction, 'fraction', len(p)) * p
     return ClassProblem(priors, target_priors, objective=1 / (len(p) * p), column=1., b=b)
@@ -717,8 +717,8 @@ def balanced_coverage_constraint(
     groups=None, # (m,) group of each class: constrain the mean coverage of groups
     target_priors=None # (m,); balanced coverage does not depend on it
 ):
-    ("Table 1, row 5: maximise the average recall while every class's balanced coverage "
-        "is at least `fraction`/m")
+    """Table 1, row 5: maximise the average recall while every class's balanced coverage
+    is at least `fraction`/m"""
     p = _class_mix(priors, target_priors)
     groups, k, n, names = _groups(groups, len(p))
     return ClassProblem(priors, target_priors,
@@ -745,8 +745,8 @@ def cost_matrix_goal(
     priors, # (m,) training priors
     target_priors=None # (m,) class mix at which the cost is meant
 ):
-    ("Minimise the expected cost, without constraints: G = -costs; "
-        "the objective is minus the cost of an average example")
+    """Minimise the expected cost, without constraints: G = -costs;
+    the objective is minus the cost of an average example"""
     m, costs = len(check_priors(priors)), _tensor(costs, 'costs', torch.float64)
     if costs.shape != (m, m) or not costs.isfinite().all():
         raise InputError(f'costs has shape {tuple(costs.shape)}; '

@@ -11,14 +11,14 @@ __all__ = ['STRENGTHS', 'FunctionGoal', 'RecallGoal', 'alpha_fair_goal', 'geomet
 # %% ../nbs/02b_goals.ipynb #6c62870c
 import math, torch
 from fastcore.basics import patch
-from .gains import (ClassProblem, InputError, Problem, _class_mix, _number, _targets,
-    check_priors, nanmin, recall)
+from .gains import ClassProblem, InputError, Problem, _class_mix, _number
+from .gains import _targets, check_priors, nanmin, recall
 from .reductions import SaddlePoint, for_parts
 
 # %% ../nbs/02b_goals.ipynb #8a04165d
 class FunctionGoal(Problem):
-    ("Maximise a function of the confusion matrix; "
-        "its multipliers are the values the function is of, averaged over the updates")
+    """Maximise a function of the confusion matrix;
+    its multipliers are the values the function is of, averaged over the updates"""
     def __init__(self,
         priors, # (m,) training priors
         target_priors=None, # (m,) class mix the goal is stated for
@@ -83,8 +83,8 @@ class RecallGoal(FunctionGoal):
 
 # %% ../nbs/02b_goals.ipynb #c6739ece
 def _filled(prices, known, share):
-    ("Prices of the classes measured; "
-        "of the others their mean over the class mix, as in plain accuracy")
+    """Prices of the classes measured;
+    of the others their mean over the class mix, as in plain accuracy"""
     total, seen = (prices.where(known, 0).sum(-1, keepdim=True),
         share.where(known, 0).sum(-1, keepdim=True))
     return prices.where(known, share * total / seen.clamp(min=1e-300))
@@ -92,8 +92,8 @@ def _filled(prices, known, share):
 # %% ../nbs/02b_goals.ipynb #947897d6
 @patch
 def prices(self:RecallGoal, recalls): # (..., m) averaged, nan where unknown
-    ("What a unit of each class's recall counts, (..., m): "
-        "equal until more than half of the classes have been found")
+    """What a unit of each class's recall counts, (..., m):
+    equal until more than half of the classes have been found"""
     known = ~recalls.isnan()
     found = (recalls > 0).sum(-1, keepdim=True) > known.sum(-1, keepdim=True) / 2
     slope = self.slope(recalls.clamp(min=self.floor))
@@ -174,8 +174,8 @@ def soft_min_goal(
 def gap(self:FunctionGoal,
     multipliers, C # (k,) averaged values; (m, m) confusion of the best response to their gain
 ):
-    ("Frank-Wolfe's gap: by how much the goal can still be raised, at most, if it is concave; "
-        "0 where nothing raises it at first order")
+    """Frank-Wolfe's gap: by how much the goal can still be raised, at most, if it is concave;
+    0 where nothing raises it at first order"""
     return (self.prices(multipliers) * (self.measure(C) - multipliers)).nansum(-1)
 
 # %% ../nbs/02b_goals.ipynb #0ba6d2c2
@@ -248,20 +248,20 @@ def worst_k_goal(
 
 # %% ../nbs/02b_goals.ipynb #600925f7
 def f1(C): # (..., m, m) confusion
-    ("F1 of each class, (..., m): twice the hits over rows and columns; "
-        "nan for a class that does not occur")
+    """F1 of each class, (..., m): twice the hits over rows and columns;
+    nan for a class that does not occur"""
     return ((2 * C.diagonal(dim1=-2, dim2=-1) / (C.sum(-1) + C.sum(-2)))
         .where(C.sum(-1) > 0, torch.nan))
 
 def iou(C): # (..., m, m) confusion
-    ("Intersection over union of each class (Jaccard index), (..., m); "
-        "nan for a class that does not occur")
+    """Intersection over union of each class (Jaccard index), (..., m);
+    nan for a class that does not occur"""
     return f1(C) / (2 - f1(C))
 
 # %% ../nbs/02b_goals.ipynb #430d4eb0
 class RatioGoal(FunctionGoal):
-    ("Maximise a function of the hits C_ii and the predictions sum_i C_ij of each class, "
-        "at the class mix of the goal")
+    """Maximise a function of the hits C_ii and the predictions sum_i C_ij of each class,
+    at the class mix of the goal"""
     concave = False
     def __init__(self,
         priors, # (m,) training priors
@@ -292,8 +292,8 @@ class RatioGoal(FunctionGoal):
 # %% ../nbs/02b_goals.ipynb #88a2fda5
 @patch
 def measure(self:RatioGoal, C): # (..., m, m)
-    ("Hits and predictions at the class mix of the goal, (..., 2m); "
-        "hits of a class that does not occur are unknown")
+    """Hits and predictions at the class mix of the goal, (..., 2m);
+    hits of a class that does not occur are unknown"""
     rows = C.sum(-1)
     mix = self.target_priors.where(rows > 0, 0)
     per_row = mix / rows.clamp(min=1e-300)
@@ -310,8 +310,8 @@ def _spread(self:RatioGoal, prices):
 # %% ../nbs/02b_goals.ipynb #f3bf0ba2
 @patch
 def prices(self:RatioGoal, values): # (..., 2m) averaged, nan where unknown
-    ("What a unit of each class's hits, and of its predictions, counts, (..., 2m); "
-        "at first as in the average recall")
+    """What a unit of each class's hits, and of its predictions, counts, (..., 2m);
+    at first as in the average recall"""
     hits, named = values.chunk(2, -1)
     known, rows = ~hits.isnan(), self.target_priors
     right, each = self.slope(rows, hits, named)
@@ -374,8 +374,8 @@ def mean_iou_goal(
 
 # %% ../nbs/02b_goals.ipynb #e1dc1ffe
 class WorstF1(RatioGoal):
-    ("Maximise the smallest F1; a weight for each class, on the simplex, "
-        "then hits and predictions, averaged")
+    """Maximise the smallest F1; a weight for each class, on the simplex,
+    then hits and predictions, averaged"""
     def __init__(self, priors, target_priors=None): # As for `worst_f1_goal`
         m = len(check_priors(priors))
         names = [f'{what}class {i}' for what in ('', 'hits of ', 'predictions of ')
@@ -430,8 +430,8 @@ def worst_f1_goal(
 
 # %% ../nbs/02b_goals.ipynb #04a3448c
 class RecallAtPrecision(Problem):
-    ("Maximise one class's recall while its precision is at least tau; "
-        "a second constraint, always met, has the price that sets a threshold")
+    """Maximise one class's recall while its precision is at least tau;
+    a second constraint, always met, has the price that sets a threshold"""
     def __init__(self,
         priors, tau, class_index, target_priors=None, accuracy=.01 # As for `recall_at_precision`
     ):

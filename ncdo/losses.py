@@ -36,8 +36,8 @@ def table_loss(
     weight=None, # (..., m, m) outer weights M: row y for true class y; None for the identity
     ignore_index=-100 # A class index that counts for nothing
 ): # (..., n) loss of each example, float32 for half-precision scores
-    ("Hybrid loss (eq. 9) for given log D and M, one softmax pass; "
-        "leading dimensions are separate models")
+    """Hybrid loss (eq. 9) for given log D and M, one softmax pass;
+    leading dimensions are separate models"""
     m, scores = logits.shape[-1], _full(logits)
     logp = (scores - log_diag.to(scores).unsqueeze(-2)).log_softmax(-1)
     if weight is not None: weight = weight.to(logp)
@@ -50,8 +50,8 @@ def table_loss(
 
 # %% ../nbs/01_losses.ipynb #b5c84727
 def _reduce(per_example, target, logits, ignore_index, reduction):
-    ("Mean over the examples that count (0 if there are none), sum, or none, "
-        "in the dtype of the scores")
+    """Mean over the examples that count (0 if there are none), sum, or none,
+    in the dtype of the scores"""
     if reduction == 'mean' and target.ndim == logits.ndim:
         out = per_example.sum() / max(per_example.numel(), 1)
     elif reduction == 'mean': out = per_example.sum() / (target != ignore_index).sum().clamp(min=1)
@@ -130,8 +130,8 @@ def score_rows(
 
 # %% ../nbs/01_losses.ipynb #17d5123a
 def _evaluate(loss, logits, target, num_classes, ignore_index=-100, reduction='mean'):
-    ("`loss`, a function of (n, m) scores and labels, on scores of any layout; "
-        "labels checked, losses reduced")
+    """`loss`, a function of (n, m) scores and labels, on scores of any layout;
+    labels checked, losses reduced"""
     scores, labels, shape = score_rows(logits, target, num_classes)
     check_target(scores, labels, ignore_index)
     out = _reduce(loss(scores, labels), labels, scores, ignore_index, reduction)
@@ -177,8 +177,8 @@ def reweighted_loss(
     ignore_index=-100, # A class index that counts for nothing
     reduction='mean' # 'mean' (over the examples that count), 'sum' or 'none'
 ): # scalar, or (n,) with reduction='none'
-    ("Cross-entropy weighted by the gain (eq. 5 and 6), "
-        "for a gain with rows raised to be non-negative")
+    """Cross-entropy weighted by the gain (eq. 5 and 6),
+    for a gain with rows raised to be non-negative"""
     weight = nonnegative_gain(as_gain(gain, logits.device))
     each = lambda s, y: table_loss(s, y, torch.zeros_like(weight[0]), weight, ignore_index)
     return _evaluate(each, logits, target, len(weight), ignore_index, reduction)
@@ -243,8 +243,8 @@ def hybrid_loss(
     ignore_index=-100, # A class index that counts for nothing
     reduction='mean' # 'mean' (over the examples that count), 'sum' or 'none'
 ): # scalar, or (n,) with reduction='none'
-    ("Outer weights G / D on the log-softmax of scores less log D (eq. 9); "
-        "calibrated for any positive D (Prop. 4)")
+    """Outer weights G / D on the log-softmax of scores less log D (eq. 9);
+    calibrated for any positive D (Prop. 4)"""
     tables = factor_gain(as_gain(gain, logits.device), diag)
     each = lambda s, y: table_loss(s, y, *tables, ignore_index)
     return _evaluate(each, logits, target, len(tables[0]), ignore_index, reduction)
@@ -334,8 +334,8 @@ def softmax_shifted_loss(
     reduction='mean', # 'mean' (over the examples that count), 'sum' or 'none'
     eps=1e-3, penalty=1.5 # See `shifted_table_loss`
 ): # scalar, or (n,) with reduction='none'
-    ("Softmax-shifted losses; with kappa None calibrated (Prop. 5), "
-        "with other kappa where p + kappa >= shift")
+    """Softmax-shifted losses; with kappa None calibrated (Prop. 5),
+    with other kappa where p + kappa >= shift"""
     tables = shift_tables(as_gain(gain, logits.device), kappa, constant)
     loss = lambda s, y: shifted_table_loss(s, y, tables, ignore_index, eps, penalty)
     return _evaluate(loss, logits, target, len(tables[0]), ignore_index, reduction)
@@ -422,8 +422,8 @@ def pairwise_diagonal(
     gain, # (m, m)
     check=True # Look whether a right answer earns the most?
 ): # (m,) log of the diagonal gain
-    ("The diagonal gain whose boundary between any two classes is nearest to that of a gain, "
-        "in least squares of the log odds")
+    """The diagonal gain whose boundary between any two classes is nearest to that of a gain,
+    in least squares of the log odds"""
     lead = gain.diagonal()[:, None] - gain
     lead = (lead.fill_diagonal_(1.) if check
         else lead + torch.eye(len(gain), dtype=gain.dtype, device=gain.device))
@@ -568,8 +568,8 @@ def _tell_missing(loss, state, strict):
 
 @patch
 def load_state_dict(self:CostSensitiveLoss, state_dict, strict=True, assign=False):
-    ("As `nn.Module.load_state_dict`; a gain that is missing, or for other classes, "
-        "is named in a line")
+    """As `nn.Module.load_state_dict`; a gain that is missing, or for other classes,
+    is named in a line"""
     _tell_missing(self, state_dict, strict)
     return super(CostSensitiveLoss, self).load_state_dict(state_dict, strict, assign)
 

@@ -25,8 +25,8 @@ def _part(tensors, prefix=''):
 
 # %% ../nbs/07c_predict.ipynb #ff4b46c3
 def _read_weights(path):
-    ("The tensors of each network and the facts of a run's weights, "
-        "or one line on what is wrong with the file")
+    """The tensors of each network and the facts of a run's weights,
+    or one line on what is wrong with the file"""
     from safetensors import SafetensorError, safe_open
     if not path.exists():
         raise InputError(f'{path} is missing; `ncdo train` leaves one when it is done '
@@ -86,8 +86,8 @@ class _Network(nn.Module):
         return self.net(((pixels - self.mean) / self.std).unsqueeze(0)).squeeze(0)
 
 class Classifier(nn.Module):
-    ("A run's network, or an ensemble's: pixels of 0 to 255, (n, c, h, w), "
-        "or features, (n, d), to (n, m) scores")
+    """A run's network, or an ensemble's: pixels of 0 to 255, (n, c, h, w),
+    or features, (n, d), to (n, m) scores"""
     def __init__(self, folder):
         super().__init__()
         path = Path(folder) / 'weights.safetensors'
@@ -114,8 +114,8 @@ def scores_of(
     device=None, # The best there is unless given
     scale=1. # Factor that brings pixels to 0 to 255
 ): # (n, m)
-    ("Scores of a run's network, or an ensemble's, "
-        "computed as training computes: on a GPU in bfloat16")
+    """Scores of a run's network, or an ensemble's,
+    computed as training computes: on a GPU in bfloat16"""
     device = pick_device(device)
     classifier = Classifier(folder).to(device)
     half = torch.autocast(device.type, torch.bfloat16,

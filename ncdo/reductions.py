@@ -20,8 +20,8 @@ def update_multipliers(
     floor=1e-6, # Smallest multiplier on the simplex
     max_multiplier=10. # Largest multiplier of a constraint
 ): # (..., k)
-    ("Exponentiated gradient on the simplex (Algorithm 1), "
-        "projected gradient for constraints (Algorithm 2)")
+    """Exponentiated gradient on the simplex (Algorithm 1),
+    projected gradient for constraints (Algorithm 2)"""
     known = ~violations.isnan()
     step = step_size * violations.where(known, 0)
     if domain == 'nonnegative': return (multipliers + step).clamp(0, max_multiplier)
@@ -46,8 +46,8 @@ NEWEST = .1 # Weight of the newest values in an average, at most, unless asked f
 
 @patch
 def move(self:Problem, multipliers, violations, step_size, floor=1e-6, max_multiplier=10.):
-    ("Where one step takes the multipliers of this problem; parameters as for "
-        "`update_multipliers`, or a list with a step size for each part")
+    """Where one step takes the multipliers of this problem; parameters as for
+    `update_multipliers`, or a list with a step size for each part"""
     steps = step_size
     if not isinstance(steps, list):
         steps = [min(step_size, NEWEST) if domain == 'average' else step_size
@@ -62,8 +62,8 @@ def move(self:Problem, multipliers, violations, step_size, floor=1e-6, max_multi
 # %% ../nbs/02_reductions.ipynb #f04ddc29
 @patch
 def prices(self:Problem, multipliers): # (..., k)
-    ("What a unit of each value counts in the gain, (..., k): the multipliers, "
-        "unless the goal is a function of C (chapter 02b)")
+    """What a unit of each value counts in the gain, (..., k): the multipliers,
+    unless the goal is a function of C (chapter 02b)"""
     return multipliers
 
 # %% ../nbs/02_reductions.ipynb #9ef8f471
@@ -74,8 +74,8 @@ def example(self:Problem):
 
 @patch
 def outcomes(self:Problem, values): # (..., k), as `evaluate` finds them: bounds less violations
-    ("What a report shows of each class or constraint, (..., n): the values, "
-        "unless the goal is about other numbers")
+    """What a report shows of each class or constraint, (..., n): the values,
+    unless the goal is about other numbers"""
     return values
 
 @patch
@@ -92,8 +92,8 @@ def lambda_step(
     first=False, # Is it the first one? Then constraints nobody can judge start neutral
     **limits # floor and max_multiplier, see `update_multipliers`
 ): # dict of multipliers, objective and violations; new multipliers (k,)
-    ("One step of Algorithm 1 or 2: what the classifier achieves, "
-        "and what shortcomings will cost from now on")
+    """One step of Algorithm 1 or 2: what the classifier achieves,
+    and what shortcomings will cost from now on"""
     objective, violations = measured
     neutral = problem.neutral(multipliers, ~violations.isnan())
     start = neutral.where(torch.as_tensor(first, device=multipliers.device), multipliers)
@@ -113,8 +113,8 @@ def _check_settings(problem, step_size, floor, max_multiplier, tolerance):
 
 # %% ../nbs/02_reductions.ipynb #63d7c0e0
 class SaddlePoint:
-    ("Multipliers of a problem, moved by the confusion matrices of the classifier in training "
-        "(Algorithms 1 and 2)")
+    """Multipliers of a problem, moved by the confusion matrices of the classifier in training
+    (Algorithms 1 and 2)"""
     def __init__(self,
         problem, # A `Problem`
         step_size=0.1, # omega, see `update_multipliers`
@@ -134,8 +134,8 @@ class SaddlePoint:
     def update(self,
         C # (m, m) confusion of the current classifier on held-out data -> (m, m) gain
     ):
-        ("Move the multipliers, remember this classifier's objective and violations, "
-            "return the next gain")
+        """Move the multipliers, remember this classifier's objective and violations,
+        return the next gain"""
         self._move(*self.problem.evaluate(C))
         return self.gain
 
@@ -191,8 +191,8 @@ def at_bound(self:SaddlePoint):
 
 # %% ../nbs/02_reductions.ipynb #47c0ebc8
 def _draw_band(ax, y, label, points=250):
-    ("A line; of more values than one can tell apart, "
-        "the mean of neighbours and their extremes as a band")
+    """A line; of more values than one can tell apart,
+    the mean of neighbours and their extremes as a band"""
     pieces = y.split(-(-len(y) // points))
     x = torch.tensor([len(piece) for piece in pieces]).cumsum(0) - len(pieces[0])
     line, = ax.plot(x, [piece.nanmean() for piece in pieces], lw=1, label=label)
@@ -207,8 +207,8 @@ def plot_history(
     axs=None, # Two matplotlib axes; new ones unless given
     values='value' # What the constraints are about, for the axis
 ):
-    ("Multipliers, and each constraint's value less its bound (on the simplex: the values), "
-        "over the updates")
+    """Multipliers, and each constraint's value less its bound (on the simplex: the values),
+    over the updates"""
     import matplotlib.pyplot as plt
     if not reduction.history: raise InputError('nothing to plot; no update has been made')
     multipliers, violations = [torch.stack([h[k] for h in reduction.history])
@@ -226,8 +226,8 @@ def plot_history(
 # %% ../nbs/02_reductions.ipynb #1e85090c
 @patch
 def average(self:SaddlePoint, start=0): # First iterate to count
-    ("Expected objective and violations of the stochastic classifier "
-        "that draws one of the iterates at random")
+    """Expected objective and violations of the stochastic classifier
+    that draws one of the iterates at random"""
     rows = self.history[start:]
     if not rows: raise InputError(f'no iterates from {start} on; {len(self.history)} are recorded')
     violations = torch.stack([h['violations'] for h in rows]).nanmean(0)
@@ -278,16 +278,16 @@ def confusion(self:StochasticClassifier,
 # %% ../nbs/02_reductions.ipynb #1821140f
 @patch
 def tangents(self:Problem, values): # (k,) of a classifier or a mixture
-    ("Linear functions of objective and values, the smallest of which is the objective there: "
-        "offsets (r,), weights (r, 1 + k)")
+    """Linear functions of objective and values, the smallest of which is the objective there:
+    offsets (r,), weights (r, 1 + k)"""
     simplex, pad = self.domain == 'simplex', torch.nn.functional.pad
     weights = pad(torch.eye(self.k), (1, 0)) if simplex else pad(torch.ones(1, 1), (0, self.k))
     return values.new_zeros(len(weights)), weights.to(values)
 
 def _hull(problem, history, tolerance): # As for `best_mixture`
-    ("Objective and values of each iterate (T, 1 + k), "
-        "those of constraints less what they must be at least (T, c), "
-        "and which of the values are known (k,)")
+    """Objective and values of each iterate (T, 1 + k),
+    those of constraints less what they must be at least (T, c),
+    and which of the values are known (k,)"""
     objectives, violations = [torch.stack([h[name] for h in history])
         for name in ('objective', 'violations')]
     known = ~violations.isnan().any(0)
@@ -297,8 +297,8 @@ def _hull(problem, history, tolerance): # As for `best_mixture`
 
 # %% ../nbs/02_reductions.ipynb #7ec1adf8
 def _program(offsets, weights, points, spare): # Tangents; what `_hull` returns
-    ("Weights (T,) of the points whose mixture maximises the smallest tangent "
-        "while nothing is missed on average, and that tangent; None if there are none")
+    """Weights (T,) of the points whose mixture maximises the smallest tangent
+    while nothing is missed on average, and that tangent; None if there are none"""
     from scipy.optimize import linprog
     T = len(points)
     below = np.hstack([-weights @ points.T, np.ones((len(weights), 1))])
@@ -322,8 +322,8 @@ def best_mixture(
     reduction, # A `SaddlePoint` with a history
     rounds=100 # Tangents at most, of a curved goal
 ): # (T,) weights of the iterates
-    ("The mixture of the iterates with the best objective among those that meet every "
-        "constraint on average; the best iterate if none does")
+    """The mixture of the iterates with the best objective among those that meet every
+    constraint on average; the best iterate if none does"""
     problem, history = reduction.problem, reduction.history
     if not history: raise InputError('nothing to mix; no update has been made')
     points, spare, known = _hull(problem, history, reduction.tolerance)

@@ -24,8 +24,8 @@ def percent(v, digits=3): # A share; significant digits
         else f'{100 * v:#.{digits}g}'.rstrip('.') + '%' if 0 < abs(v) < 1 else f'{100 * v:.0f}%')
 
 def in_words(target, names, most=8): # Number, or (k,); names of the k; how many to name
-    ("A target as a percentage; where they differ, the most frequent one, "
-        "and in brackets whose is another")
+    """A target as a percentage; where they differ, the most frequent one,
+    and in brackets whose is another"""
     if not torch.is_tensor(target): return percent(target)
     values = target.tolist()
     rest = most_frequent(values)
@@ -93,8 +93,8 @@ class Run:
         return v.nan_to_num(nan=torch.inf).amin(-1)
 
     def total(self, C): # (..., m, m) confusion, counts or shares
-        ("Average recall, accuracy at the training mix or a value of the goal's own: "
-            "whichever it is about besides its quantity")
+        """Average recall, accuracy at the training mix or a value of the goal's own:
+        whichever it is about besides its quantity"""
         return (average_recall(C) if self.overall == 'average recall'
             else self.problem.objective(C / C.sum((-2, -1), keepdim=True)))
 
@@ -225,8 +225,8 @@ def draw_confusion(run): # `Run`
     return fig
 
 def mistakes(run, n=8): # `Run`; how many
-    ("The most frequent mistakes on test images: "
-        "true class, predicted class, share of the true class, images")
+    """The most frequent mistakes on test images:
+    true class, predicted class, share of the true class, images"""
     C = run.confusion['test'].clone().fill_diagonal_(0)
     share = C / run.test_counts[:, None].clamp(min=1)
     top = [divmod(i, run.m)
@@ -280,8 +280,8 @@ def point(
     run, name, test, validation,
     shifted=False # `Run` whose goal judges; label; confusions in images
 ):
-    ("A model's place: the two numbers of the goal on both samples, "
-        "with the error of those on test data")
+    """A model's place: the two numbers of the goal on both samples,
+    with the error of those on test data"""
     again, lowest = drawn_again(test), run.least
     return dict(name=name, shifted=shifted, x=run.total(test).item(), y=lowest(test).item(),
         x_validation=run.total(validation).item(), y_validation=lowest(validation).item(),
@@ -472,8 +472,8 @@ The share of predictions is for {{ run.things }} with all classes equally freque
 
 # %% ../nbs/07b_report.ipynb #605ff32a
 def certificate(run): # `Run`
-    ("What the test images prove, at 95% confidence, of the worst class, of head and tail, "
-        "and of the worst tenth of many classes")
+    """What the test images prove, at 95% confidence, of the worst class, of head and tail,
+    and of the worst tenth of many classes"""
     C, k = run.confusion['test'].round(), tenth_of(run.m)
     r = recall(C)
     claims = {'the recall of every class': (nanmin(r), certified_recall(C))}

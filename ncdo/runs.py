@@ -18,8 +18,8 @@ from pathlib import Path
 from . import gains, goals
 from .data import DATASETS, load, locate, source_of
 from .distillation import ensemble_scores
-from .gains import (InputError, average_recall, balanced_coverage, confusion_matrix,
-    group_mean, head_tail_groups, nanmin, recall, worst_recall)
+from .gains import InputError, average_recall, balanced_coverage, confusion_matrix
+from .gains import group_mean, head_tail_groups, nanmin, recall, worst_recall
 from .losses import KINDS
 from .postshift import PostShiftClassifier
 from .common import check_fields, check_value, option, write_atomically
@@ -185,8 +185,8 @@ def check_targets(
 
 # %% ../nbs/07_runs.ipynb #7a46e7c6
 def targets_of(name, targets, units): # Field; from `check_targets`; names of all classes or groups
-    ("Targets as a list in the order of the names, "
-        "or an error that says which name is not among them")
+    """Targets as a list in the order of the names,
+    or an error that says which name is not among them"""
     if not isinstance(targets, tuple): return [targets] * len(units)
     rest, own = targets[0], dict(targets[1])
     if odd := [c for c in own if c not in units]:
@@ -359,8 +359,8 @@ def units(self:Spec, names): # Of the classes
 
 @patch
 def at(self:Spec, names): # Of the classes
-    ("The same for a `Goal` to read: a target is one number, "
-        "or (k,) of them where classes or groups have their own")
+    """The same for a `Goal` to read: a target is one number,
+    or (k,) of them where classes or groups have their own"""
     there = copy.copy(self)
     for k, v in ((k, v) for k in TARGETS if isinstance(v := getattr(self, k), tuple)):
         read = (torch.tensor(targets_of(k, v, self.units(names)), dtype=torch.float64)
@@ -395,8 +395,8 @@ def settled(self:Spec, names): # Of the classes
 def sample_metrics(
     counts # (m, m) confusion in images
 ): # Names beside those of `metrics`
-    ("Mean recall of the worst tenth of the classes, "
-        "and what every class's recall is at least (chapter 02d)")
+    """Mean recall of the worst tenth of the classes,
+    and what every class's recall is at least (chapter 02d)"""
     counts = torch.as_tensor(counts)
     worst_tenth = mean_of_worst(recall(counts.double()), tenth_of(len(counts)))
     return dict(worst_tenth_recall=worst_tenth.item(), certified_recall=certified_recall(counts))
@@ -426,8 +426,8 @@ def assessment(
     groups, # (m,) head and tail
     tolerance=1e-3 # Violation up to which a constraint counts as met
 ): # A dict of plain values
-    ("Metrics, per-class recall and coverage, objective and largest violation, "
-        "and the counts behind them")
+    """Metrics, per-class recall and coverage, objective and largest violation,
+    and the counts behind them"""
     C = confusion_matrix(y, predicted, problem.m)
     objective, violations = problem.evaluate(C)
     bound, needs = problem.demands, problem.demanded
@@ -503,8 +503,8 @@ def write_record(
     folder, record, data, result,
     weights=False # As for `write_weights`; whether to keep the network too
 ):
-    ("Write scores, the weights if wanted, then the record, each in one move: "
-        "a folder with a record is complete")
+    """Write scores, the weights if wanted, then the record, each in one move:
+    a folder with a record is complete"""
     if weights: write_weights(folder, record, data, result)
     scores = {p: getattr(result, p) for p in PARTS}
     _write_scores_and_record(folder, record, scores | {f'y_{p}': data.part(p)[1] for p in PARTS})
@@ -662,8 +662,8 @@ def join_weights(folders, out, id): # Of the members; of the ensemble; its id
 
 # %% ../nbs/07_runs.ipynb #c49d98ab
 def _shift_file(folder, record, settings, out):
-    ("Where a post-shift's result lies: beside the record, "
-        "or in another folder under a name of its own")
+    """Where a post-shift's result lies: beside the record,
+    or in another folder under a name of its own"""
     name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     return (Path(folder) / f'postshift-{name}.json' if out is None
         else Path(out) / f"postshift-{record['id']}-{name}.json")

@@ -100,10 +100,10 @@ def certified_recall(
     groups=None, # (m,) group of each class: of the worst group's mean recall instead
     delta=.05 # Chance that the bound lies above the truth, at most
 ): # float; nan without images
-    ("What the worst true recall of the classes with images is at least, "
-        "as this sample shows with confidence 1 - delta\n\n"
-        "    The images must not have had a say in the model: neither in training, "
-        "nor in the choice among several models.\n    ")
+    """What the worst true recall of the classes with images is at least,
+    as this sample shows with confidence 1 - delta
+    The images must not have had a say in the model: neither in training,
+    nor in the choice among several models."""
     C = _counts(counts)
     r, (hits, totals) = recall(C), _counted(C.diagonal(), C.sum(1), delta)
     if groups is not None:

@@ -146,8 +146,8 @@ def claim(folder): # A run's folder, made if need be, and removed again if nothi
 def with_views(
     specs, data, device=None # Runs of one stack; `Data` of each, with one pool; torch device
 ):
-    ("The data, the pool followed by all views that students learn from; "
-        "for each run, the places of these, or None")
+    """The data, the pool followed by all views that students learn from;
+    for each run, the places of these, or None"""
     check_one_pool(data)
     pool, y, places = [data[0].x], [data[0].y], {}
     for s, d in zip(specs, data):

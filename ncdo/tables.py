@@ -48,8 +48,8 @@ def compare(
     a, b, # Two methods
     metrics # {dataset: metric of the test sample}
 ): # List of signs, one for each data set
-    ("Print how far method a lies above b, paired within a seed, "
-        "and give the signs of what lies beyond two standard errors")
+    """Print how far method a lies above b, paired within a seed,
+    and give the signs of what lies beyond two standard errors"""
     found = {d: paired(runs[d, a], runs[d, b], m) for d, m in metrics.items()}
     for d, values in found.items():
         print(f'{d + ", " + LABELS[metrics[d]]:<44} '
@@ -98,8 +98,8 @@ def tidy_table(
     reported, # The paper's numbers, with columns table, dataset, method, metric, value
     measures # {dataset: metrics of the test sample to show}
 ): # DataFrame
-    ("Mean and standard error over seeds of each metric, beside the paper's number "
-        "on the same data sets, or all its numbers if it has none of these")
+    """Mean and standard error over seeds of each metric, beside the paper's number
+    on the same data sets, or all its numbers if it has none of these"""
     rows = []
     for (dataset, method), runs in cells.items():
         columns = {m: [measured(r['test'], m) for r in runs] for m in measures[dataset]}
@@ -138,8 +138,8 @@ def _against(row):
     return f'{row.paper:.3f}{ours}'
 
 def wide_table(table): # A tidy table
-    ("One row for each method: ours as mean ± standard error, then the paper's; "
-        "in brackets the plain difference, ours less the paper's")
+    """One row for each method: ours as mean ± standard error, then the paper's;
+    in brackets the plain difference, ours less the paper's"""
     def text(row): return with_error(row['mean'], row.se, digits_of(row.metric))
     label = table.dataset + ': ' + table.metric.map(LABELS)
     ours = table[table.n > 0].assign(
@@ -171,8 +171,8 @@ def save_table(
     # Tidy table; folder; file name without ending; wide form with the row names as index
     table, out, name, wide=None
 ):
-    ("Write a tidy table as CSV, "
-        "and its wide form as Markdown and LaTeX (with \\usepackage{booktabs})")
+    """Write a tidy table as CSV,
+    and its wide form as Markdown and LaTeX (with \\usepackage{booktabs})"""
     out, wide = Path(out), (wide_table(table) if wide is None else wide).reset_index()
     write_atomically(out / f'{name}.csv', table.to_csv(index=False, float_format='%.6g'))
     rows = [list(wide.columns), ['---'] * len(wide.columns), *wide.values.tolist()]
@@ -266,8 +266,8 @@ def square(table, dataset, leads=False): # From `square_table`; name; leads, or 
         for v in ('mean', 'se')]
 
 def wide_square(table): # From `square_table`
-    ("For people: values, then leads; "
-        "a row for each model, a column for each goal, the goal's own model in brackets")
+    """For people: values, then leads;
+    a row for each model, a column for each goal, the goal's own model in brackets"""
     rows = {}
     for dataset, leads in ((d, x) for d in dict.fromkeys(table.dataset) for x in (False, True)):
         means, errors = square(table, dataset, leads)
@@ -336,9 +336,9 @@ def _goal_recalls(record):
         else [group_mean(torch.tensor(r, dtype=torch.float64), groups).tolist() for r in recalls])
 
 def draw_curves(records): # {title: record}, each of a goal with multipliers
-    ("Over training: multipliers above, validation recalls below; "
-        "of each class, from the most frequent (dark) to the rarest, "
-        "or of head (dark) and tail where these are the goal")
+    """Over training: multipliers above, validation recalls below;
+    of each class, from the most frequent (dark) to the rarest,
+    or of head (dark) and tail where these are the goal"""
     import matplotlib.pyplot as plt, seaborn as sns
     with (sns.axes_style('ticks', {'axes.spines.top': False, 'axes.spines.right': False}),
         sns.plotting_context('paper', 1.1)):

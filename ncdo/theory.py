@@ -10,10 +10,10 @@ __all__ = ['TABLE1', 'simplex_grid', 'draw_simplex', 'risk_minimiser', 'random_g
 # %% ../nbs/02c_theory.ipynb #8ecb60e7
 import math, torch
 from functools import partial
-from .gains import (balanced_coverage_constraint, bayes_rule, coverage_constraint,
-    precision_constraint, recall_constraint, worst_case_recall)
-from .losses import (_positive_diagonal, factor_gain, is_diagonal, shift_tables,
-    shifted_table_loss, split_gain, table_loss)
+from .gains import balanced_coverage_constraint, bayes_rule, coverage_constraint
+from .gains import precision_constraint, recall_constraint, worst_case_recall
+from .losses import _positive_diagonal, factor_gain, is_diagonal, shift_tables
+from .losses import shifted_table_loss, split_gain, table_loss
 from .reductions import SaddlePoint
 
 # %% ../nbs/02c_theory.ipynb #d0dc21c7
@@ -50,8 +50,8 @@ def risk_minimiser(
     probabilities, # (n, m) float64 class probabilities
     steps=100 # Newton steps at most
 ): # (n, m) scores
-    ("Scores that minimise the expected loss at each p(x) separately "
-        "(damped Newton, no score moves by more than 1 a step)")
+    """Scores that minimise the expected loss at each p(x) separately
+    (damped Newton, no score moves by more than 1 a step)"""
     p = probabilities.detach()
     s, damping = torch.zeros_like(p), torch.full((len(p), 1, 1), 10., dtype=p.dtype)
     eye = torch.eye(p.shape[1], dtype=p.dtype)
@@ -83,8 +83,8 @@ def random_gains(
     draws, # n
     seed=0 # Of the random numbers
 ): # p (n, m), priors (n, m) and gains (n, m, m), float64
-    ("Random class probabilities of at least 1e-3, priors of at least 1e-2, "
-        "and the gain at random multipliers")
+    """Random class probabilities of at least 1e-3, priors of at least 1e-2,
+    and the gain at random multipliers"""
     import numpy as np
     rng = np.random.default_rng([seed, num_classes])
     m, ones = num_classes, np.ones(num_classes)
