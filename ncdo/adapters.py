@@ -109,16 +109,16 @@ def _shared_by(batches):
     return next((n for layer in layers if (n := getattr(layer, 'num_processes', 1)) > 1), 1)
 
 def _alone(batches, size):
-    ("Of a loader that this process has for itself: "
-        "how many examples it should see, and the most it can")
+    """Of a loader that this process has for itself:
+    how many examples it should see, and the most it can"""
     if size is None or getattr(batches, 'collate_fn', None) is not default_collate:
         return torch.nan, torch.inf
     cut = isinstance(batches.dataset, IterableDataset) and batches.drop_last and _processes() == 1
     return size if cut else torch.nan, size
 
 def _should_see(batches, seen):
-    ("How many examples this process should see, and the most it can (nan, inf: not known); "
-        "its part of what is shared")
+    """How many examples this process should see, and the most it can (nan, inf: not known);
+    its part of what is shared"""
     data, layers, ways = getattr(batches, 'dataset', None), _samplers(batches), _shared_by(batches)
     size = _size(data)
     if ways == 1: return _alone(batches, size)
@@ -142,8 +142,8 @@ def _once(batches):
 
 # %% ../nbs/20_own_loop.ipynb #425f044c
 def _see(model, batches, num_classes):
-    ("Labels, predictions, and whether the largest score is a number, for this process; "
-        "and how many examples it saw")
+    """Labels, predictions, and whether the largest score is a number, for this process;
+    and how many examples it saw"""
     rows, seen = [], 0
     for batch in _once(batches):
         scores, labels = _scores_and_labels(model, batch, num_classes)
@@ -160,8 +160,8 @@ def _see(model, batches, num_classes):
         else [torch.empty(0).long()] * 3), seen
 
 def _count(model, batches, num_classes, ignore_index):
-    ("Counts (m, m) of this process; how many examples it saw, should have seen, "
-        "and can have seen at most")
+    """Counts (m, m) of this process; how many examples it saw, should have seen,
+    and can have seen at most"""
     _refuse_loader(batches)
     (target, predicted, finite), seen = _see(model, batches, num_classes)
     counted = target != ignore_index
@@ -234,8 +234,8 @@ from .common import optional
 
 # %% ../nbs/20_own_loop.ipynb #143a82fe
 def _check_callback(loss_fn, batches, every):
-    ("What both callbacks need: a loss that takes a gain, batches for more than one update, "
-        "a whole number of steps")
+    """What both callbacks need: a loss that takes a gain, batches for more than one update,
+    a whole number of steps"""
     if not hasattr(loss_fn, 'set_gain'):
         raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; '
             'give a CostSensitiveLoss or a DistilledLoss')
@@ -324,8 +324,8 @@ def trainer_callback(
 def trainer_loss(
     loss_fn # `CostSensitiveLoss` with reduction='sum'
 ): # Function for `Trainer(compute_loss_func=...)`
-    ("The loss as the Hugging Face `Trainer` wants it: "
-        "a sum, over the number of labels of the whole step")
+    """The loss as the Hugging Face `Trainer` wants it:
+    a sum, over the number of labels of the whole step"""
     how = getattr(loss_fn, 'reduction', None)
     if how != 'sum':
         raise InputError(f"the Trainer needs a loss module with reduction='sum', "
@@ -358,8 +358,8 @@ def train_digits_on_ranks(
     every=10, # Steps between updates
     dtype=torch.float64
 ): # The model, and its `SaddlePoint`
-    ("Train for the worst class of digits-lt, as one process of several or alone: "
-        "an example to copy from")
+    """Train for the worst class of digits-lt, as one process of several or alone:
+    an example to copy from"""
     from ncdo.data import load
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     data, order = load('digits-lt'), torch.Generator().manual_seed(0)
@@ -410,8 +410,8 @@ def compute_with_ray(
     largest=1, # Runs of a task, trained as one stack
     retries=3 # How often a task may lose its machine or process
 ): # {spec: record}
-    ("`compute` of chapter 07 on a Ray cluster; "
-        "one on this machine is started unless `ray.init` was called")
+    """`compute` of chapter 07 on a Ray cluster;
+    one on this machine is started unless `ray.init` was called"""
     ray = optional('ray', 'ray')
     from ncdo.runs import check_records, read_record
     from ncdo.schedule import Job, networks_wanted, pack

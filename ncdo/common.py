@@ -54,8 +54,8 @@ def check_fields(x): # A dataclass
 
 # %% ../nbs/30_common.ipynb #f8fc7d3e
 def _clear_leftovers(path):
-    ("Remove what killed writers of a file left; "
-        "one at work has touched its own in the last ten minutes")
+    """Remove what killed writers of a file left;
+    one at work has touched its own in the last ten minutes"""
     for piece in path.parent.glob(f'.{glob.escape(path.name)}.*'):
         with contextlib.suppress(OSError):
             old = time.time() - piece.stat().st_mtime > 600

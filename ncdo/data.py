@@ -12,8 +12,8 @@ import dataclasses, functools, hashlib, math, os, torch, numpy as np
 from pathlib import Path
 from .columns import TABLES, archive_rows, part_arrays, table_rows
 from .gains import InputError, class_priors
-from .images import (ARRAYS, PART_FOLDERS, archive_images, class_files, dataset_images,
-    decode_files, file_stamp, folder_images, join_arrays, read_npz, walk)
+from .images import ARRAYS, PART_FOLDERS, archive_images, class_files, dataset_images
+from .images import decode_files, file_stamp, folder_images, join_arrays, read_npz, walk
 
 # %% ../nbs/03_data.ipynb #2b06bb47
 def long_tail_counts(
@@ -55,8 +55,8 @@ class Data:
 
     @functools.cached_property
     def split_hash(self):
-        ("16 hex digits over the images and labels of the three parts, "
-            "and the names of a table's columns")
+        """16 hex digits over the images and labels of the three parts,
+        and the names of a table's columns"""
         h = hashlib.sha256('\n'.join(self.feature_names).encode())
         for part in ('train', 'validation', 'test'):
             for t in self.part(part): h.update(t.numpy().tobytes())
@@ -347,8 +347,8 @@ def load(
     swapped=False, # Exchange the validation and test samples?
     label='' # Column with the classes, of a .csv or .parquet
 ): # `Data`
-    ("A data set by name or path, with its training sample "
-        "and its fixed, disjoint validation and test samples")
+    """A data set by name or path, with its training sample
+    and its fixed, disjoint validation and test samples"""
     if swapped: return load(name, root, split_seed, image_size, label=label).swapped()
     name = locate(name)
     if image_size is not None and image_size < 1:
@@ -370,8 +370,8 @@ def toy_distribution(
     spread=1.6, # Distance between neighbouring clouds of unit width
     seed=0
 ): # x (n, 2) float32, y (n,), p (n, m) float64
-    ("Points from Gaussian clouds on a circle or square, a drawn label each, "
-        "and their true class probabilities")
+    """Points from Gaussian clouds on a circle or square, a drawn label each,
+    and their true class probabilities"""
     g, m = torch.Generator().manual_seed(seed), len(mixing)
     angle = 2 * math.pi * torch.arange(m) / m
     centres = spread / (2 * math.sin(math.pi / m)) * torch.stack([angle.cos(), angle.sin()], -1)

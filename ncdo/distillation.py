@@ -10,8 +10,8 @@ import math, torch
 from fastcore.basics import patch
 from torch import nn
 from .gains import InputError, check_priors, class_priors
-from .losses import (KINDS, Kind, _check_gain, _evaluate, _full, _per_class, _tell_missing,
-    as_gain, factor_gain, loss_tables, nonnegative_gain)
+from .losses import KINDS, Kind, _check_gain, _evaluate, _full, _per_class, _tell_missing
+from .losses import as_gain, factor_gain, loss_tables, nonnegative_gain
 
 # %% ../nbs/06_distillation.ipynb #49613c24
 def teacher_labels(
@@ -41,8 +41,8 @@ def distilled_table_loss(
     gamma, # Share of the teacher that goes into the margins; a number, or (..., 1, 1)
     floor=1e-6 # Smallest entry inside the logarithm, as a share of the row's largest
 ): # (..., n) loss of each example
-    ("The distilled loss (eq. 11) for given log D and weights; "
-        "leading dimensions are separate models")
+    """The distilled loss (eq. 11) for given log D and weights;
+    leading dimensions are separate models"""
     scores = _full(logits)
     with torch.autocast(logits.device.type, enabled=False):
         z = teacher.to(scores) @ weight.to(scores)

@@ -52,8 +52,8 @@ def images_in(folder): # Looked through with its sub-folders
 PART_FOLDERS = dict(train=('train',), validation=('validation', 'val', 'valid'), test=('test',))
 
 def part_folders(path): # A folder of images
-    ("Folders of the parts given, by part; "
-        "only 'train', the folder itself, if they are still to be drawn")
+    """Folders of the parts given, by part;
+    only 'train', the folder itself, if they are still to be drawn"""
     inside = {f.name.lower(): f for f in walk(path, deep=False)[0]}
     given = {part: [inside.pop(n) for n in names if n in inside]
         for part, names in PART_FOLDERS.items()}

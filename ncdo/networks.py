@@ -28,8 +28,8 @@ class StackedLinear(nn.Module):
 
 # %% ../nbs/04_networks.ipynb #8e6932f8
 def widen(x, stack, missing): # (n, K * c, h, w); K; channels to add to each group
-    ("(n, K * (c + missing), h, w), channels last in memory: "
-        "channels of zeros behind those of each group")
+    """(n, K * (c + missing), h, w), channels last in memory:
+    channels of zeros behind those of each group"""
     return (F.pad(x.permute(0, 2, 3, 1).unflatten(-1, (stack, -1)), (0, missing))
         .flatten(3).permute(0, 3, 1, 2))
 
@@ -236,8 +236,8 @@ def timm_entry(name): # Of a network, perhaps with a tag: resnet18.a1_in1k
 
 # %% ../nbs/04_networks.ipynb #b34359b8
 def source_hash(model): # 'package.module:factory'
-    ("16 hex digits over the source of one's own network: its module, "
-        "and what that has loaded of the same package")
+    """16 hex digits over the source of one's own network: its module,
+    and what that has loaded of the same package"""
     place = enlarged(model)[0].rpartition(':')[0]
     _factory(enlarged(model)[0], None)
     top, h = place.partition('.')[0], hashlib.sha256()

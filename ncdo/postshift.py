@@ -23,8 +23,8 @@ def shifted_scores(
     problem, # `Problem`
     probabilities # (n, m) array
 ): # Function from (k,) multipliers to an (n, m) array, the same one at every call
-    ("The scores G(multipliers)' p of every example, "
-        "without building G where the problem has structure")
+    """The scores G(multipliers)' p of every example,
+    without building G where the problem has structure"""
     p = probabilities
     cast = lambda v: v.numpy().astype(p.dtype)
     if not isinstance(problem, ClassProblem):
@@ -119,8 +119,8 @@ def shift(self:_Sample, multipliers):
 # %% ../nbs/05_postshift.ipynb #15d40d22
 @patch
 def _lowest(self:_Sample, gain):
-    ("Per true class the least that an answer earns; "
-        "how much more any class seen earns by its right answer")
+    """Per true class the least that an answer earns;
+    how much more any class seen earns by its right answer"""
     lowest = gain.amin(1)
     return lowest - 1e-9 * (gain.amax() - gain.amin()), (gain.diagonal() - lowest)[self.seen].amin()
 
@@ -159,8 +159,8 @@ def _weighted_median(values, weight):
 
 # %% ../nbs/05_postshift.ipynb #d1e325b6
 def _typical_margin(problem, sample, domain, part):
-    ("Median lead of the largest scores, as the change of a multiplier that makes up for it; "
-        "for averages a sixth")
+    """Median lead of the largest scores, as the change of a multiplier that makes up for it;
+    for averages a sixth"""
     if domain == 'average': return 1 / 6
     second, top = np.partition(sample.scores, -2, axis=1)[:, -2:].astype(float).T
     margin = top - second
@@ -258,8 +258,8 @@ def post_shift(
 
 # %% ../nbs/05_postshift.ipynb #75eaeef7
 class PostShiftClassifier(ClassifierMixin, BaseEstimator):
-    ("Predict from probabilities with the gain that is best for a goal "
-        "on held-out data (Algorithm 3)")
+    """Predict from probabilities with the gain that is best for a goal
+    on held-out data (Algorithm 3)"""
     def __init__(self,
         # Function of the class priors that returns a `Problem`, or a `Problem`
         problem=worst_case_recall,
@@ -394,8 +394,8 @@ def predict_proba(
     self:PostShiftClassifier,
     probabilities # (n, m) -> (n, m) shares, whose argmax is `predict`
 ):
-    ("What each label is expected to earn under the gain, as a share of the sum; "
-        "the probabilities themselves if nothing is shifted")
+    """What each label is expected to earn under the gain, as a share of the sum;
+    the probabilities themselves if nothing is shifted"""
     check_is_fitted(self)
     X = validate_data(self, probabilities, dtype=[np.float64, np.float32], reset=False)
     p = check_distributions(self._columns(X), len(self.classes_)).double()

@@ -25,8 +25,8 @@ def pick_device(device=None):
 
 @dataclasses.dataclass
 class Result:
-    ("What a run leaves: scores on the three parts, a history, "
-        "and the reduction with its multipliers")
+    """What a run leaves: scores on the three parts, a history,
+    and the reduction with its multipliers"""
     train: torch.Tensor # (n, m) scores
     validation: torch.Tensor
     test: torch.Tensor

@@ -204,8 +204,8 @@ def _place_labels(self:Images, members, dtype):
 # %% ../nbs/04a_training.ipynb #795bde16
 @patch
 def _place_transforms(self:Images, members, recipe):
-    ("The chance of every transform, member and step; "
-        "what brings pixels to [0, 1], and classes to rows")
+    """The chance of every transform, member and step;
+    what brings pixels to [0, 1], and classes to rows"""
     def drawn(m):
         g = torch.Generator().manual_seed(2 ** 62 + m.seed) # Not that of the order
         return [t.draw(g, recipe.steps, recipe.batch_size) for t in recipe.transforms]
@@ -272,8 +272,8 @@ class Member:
 
     @functools.cached_property
     def kind(self):
-        ("Its loss; 'auto' is resolved by what the gain looks like "
-            "once every multiplier is positive, and is 'pairwise' for ratios")
+        """Its loss; 'auto' is resolved by what the gain looks like
+        once every multiplier is positive, and is 'pairwise' for ratios"""
         if self.loss != 'auto': return self.loss
         if not self.problem.concave: return 'pairwise'
         return ('logit-adjusted' if is_diagonal(self.problem.gain(self.problem.example()))
@@ -357,8 +357,8 @@ def _place_rates(
     self:Weights,
     recipes, owner, kernels # Of each member; (weights,) whose; (weights,) 1 for kernels
 ):
-    ("Momentum, decay and the rates of all steps: "
-        "one number where members agree, or else one for each weight")
+    """Momentum, decay and the rates of all steps:
+    one number where members agree, or else one for each weight"""
     def spread(values):
         values = torch.tensor(values, dtype=kernels.dtype, device=kernels.device)
         return values[0] if (values == values[0]).all() else values[owner]
