@@ -31,7 +31,8 @@ def _label_rows(output, labels, num_classes):
     scores = getattr(output, 'logits', output)
     if not torch.is_tensor(scores):
         what = type(output).__name__
-        raise InputError(f'the model returns a {what}; it must return scores, or an object with .logits')
+        raise InputError(f'the model returns a {what}; '
+            'it must return scores, or an object with .logits')
     labels = torch.as_tensor(labels, device=scores.device)
     classes_last = scores is not output and scores.ndim == 3 and labels.ndim == 2
     if classes_last: scores, labels = scores.flatten(0, 1), labels.flatten()
@@ -47,7 +48,8 @@ def _scores_and_labels(model, batch, num_classes):
         return _label_rows(model(_bring(x, model)), y, num_classes)
     what = f'a {type(batch).__name__}'
     if isinstance(batch, Mapping): what = f'a dict with the keys {sorted(batch)[:5]}'
-    raise InputError(f"a batch is {what}; give pairs (x, y), or dicts with 'labels' beside the model's inputs")
+    raise InputError(f'a batch is {what}; give pairs (x, y), '
+        "or dicts with 'labels' beside the model's inputs")
 
 # %% ../nbs/20_own_loop.ipynb #dbe53355
 def _size(x):
@@ -71,14 +73,15 @@ def _refuse_sampler(layer, whole):
     "A sampler that draws with replacement, fills up the shares of processes, or leaves a rest out"
     name, inner = type(layer).__name__, _size(getattr(layer, 'sampler', None))
     if getattr(layer, 'replacement', False):
-        raise InputError(f'this {name} draws with replacement, some examples twice and others never; '
-            'give the held-out data without a sampler')
+        raise InputError(f'this {name} draws with replacement, some examples twice '
+            'and others never; give the held-out data without a sampler')
     total = getattr(layer, 'total_size', None) if hasattr(layer, 'num_replicas') else None
     if None not in (total, whole) and total != whole:
         does = 'repeats' if total > whole else 'leaves out'
         raise InputError(f'this {name} {does} {abs(total - whole)} of {whole} examples; {SHARE}')
-    if getattr(layer, 'drop_last', False) and inner and layer.batch_size and inner % layer.batch_size:
-        raise InputError(f'drop_last=True leaves out {inner % layer.batch_size} of {inner} examples; '
+    size = getattr(layer, 'drop_last', False) and inner and layer.batch_size
+    if size and inner % size:
+        raise InputError(f'drop_last=True leaves out {inner % size} of {inner} examples; '
             'give the held-out data with drop_last=False')
 
 def _refuse_loader(batches):
@@ -90,7 +93,8 @@ def _refuse_loader(batches):
             f'nobody knows how many; {SHARE}')
 
 # %% ../nbs/20_own_loop.ipynb #5504c510
-def _processes(): return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+def _processes():
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 def _add_up(x):
     "Sum of a tensor over all processes, or the tensor itself where there is only one"
@@ -105,20 +109,25 @@ def _shared_by(batches):
     return next((n for layer in layers if (n := getattr(layer, 'num_processes', 1)) > 1), 1)
 
 def _alone(batches, size):
-    "Of a loader that this process has for itself: how many examples it should see, and the most it can"
-    if size is None or getattr(batches, 'collate_fn', None) is not default_collate: return torch.nan, torch.inf
+    """Of a loader that this process has for itself:
+    how many examples it should see, and the most it can"""
+    if size is None or getattr(batches, 'collate_fn', None) is not default_collate:
+        return torch.nan, torch.inf
     cut = isinstance(batches.dataset, IterableDataset) and batches.drop_last and _processes() == 1
     return size if cut else torch.nan, size
 
 def _should_see(batches, seen):
-    "How many examples this process should see, and the most it can (nan, inf: not known); its part of what is shared"
+    """How many examples this process should see, and the most it can (nan, inf: not known);
+    its part of what is shared"""
     data, layers, ways = getattr(batches, 'dataset', None), _samplers(batches), _shared_by(batches)
     size = _size(data)
     if ways == 1: return _alone(batches, size)
     if getattr(data, 'num_processes', 1) > 1: return _size(data.dataset) / ways, torch.inf
-    if isinstance(data, IterableDataset) and size is None: return seen - (-batches.remainder % ways) / ways, torch.inf
+    if isinstance(data, IterableDataset) and size is None:
+        return seen - (-batches.remainder % ways) / ways, torch.inf
     if isinstance(data, IterableDataset): return size / ways, torch.inf
-    known = len(layers) > 1 + any(hasattr(layer, 'num_processes') for layer in layers) and _size(layers[-1]) is not None
+    known = (len(layers) > 1 + any(hasattr(layer, 'num_processes') for layer in layers)
+        and _size(layers[-1]) is not None)
     return (_size(layers[-1]) / ways, torch.inf) if known else (torch.nan, size / ways)
 
 # %% ../nbs/20_own_loop.ipynb #b5242c5b
@@ -133,7 +142,8 @@ def _once(batches):
 
 # %% ../nbs/20_own_loop.ipynb #425f044c
 def _see(model, batches, num_classes):
-    "Labels, predictions, and whether the largest score is a number, for this process; and how many examples it saw"
+    """Labels, predictions, and whether the largest score is a number, for this process;
+    and how many examples it saw"""
     rows, seen = [], 0
     for batch in _once(batches):
         scores, labels = _scores_and_labels(model, batch, num_classes)
@@ -144,17 +154,21 @@ def _see(model, batches, num_classes):
         y = batch['labels'] if isinstance(batch, Mapping) else batch[1]
         seen += len(y) if getattr(y, 'ndim', 1) else 1
     if not rows and isinstance(batches, Iterator):
-        raise InputError(f'batches is a {type(batches).__name__} that yields nothing (more), as at a second update; '
-            'give a list of batches or a DataLoader')
-    return [torch.cat(part).cpu() for part in zip(*rows)] if rows else [torch.empty(0).long()] * 3, seen
+        raise InputError(f'batches is a {type(batches).__name__} that yields nothing (more), '
+            'as at a second update; give a list of batches or a DataLoader')
+    return ([torch.cat(part).cpu() for part in zip(*rows)] if rows
+        else [torch.empty(0).long()] * 3), seen
 
 def _count(model, batches, num_classes, ignore_index):
-    "Counts (m, m) of this process; how many examples it saw, should have seen, and can have seen at most"
+    """Counts (m, m) of this process; how many examples it saw, should have seen,
+    and can have seen at most"""
     _refuse_loader(batches)
     (target, predicted, finite), seen = _see(model, batches, num_classes)
     counted = target != ignore_index
     n, broken = int(counted.sum()), int((counted & ~finite.bool()).sum())
-    if broken: raise InputError(f'{broken} of {n} examples have scores that are not finite; the model has diverged')
+    if broken:
+        raise InputError(f'{broken} of {n} examples have scores that are not finite; '
+            'the model has diverged')
     counts = torch.zeros(num_classes, num_classes, dtype=torch.float64)
     if n: counts = confusion_matrix(target, predicted, num_classes, ignore_index).mul_(n).round_()
     return counts, [seen, *_should_see(batches, seen)]
@@ -165,14 +179,16 @@ def _compare(seen, wanted, most):
     if not (abs(seen - wanted) > .5 or seen > most + .5): return
     whole = most if wanted != wanted else wanted
     mend = SHARE if _processes() > 1 else 'give the held-out data without a sampler, each once'
-    raise InputError(f'{seen:.0f} examples were seen by {_processes()} process(es) in a sample of {whole:.0f}: '
+    raise InputError(f'{seen:.0f} examples were seen by {_processes()} process(es) '
+        f'in a sample of {whole:.0f}: '
         f'this loader {"repeats" if seen > whole else "leaves out"} some; {mend}')
 
 # %% ../nbs/20_own_loop.ipynb #4b0c18a3
 @torch.no_grad()
 def measure_confusion(
     model, # Any module, also wrapped in `DistributedDataParallel`
-    batches, # Held-out data of this process, pairs (x, y) or dicts with 'labels'; shares may differ in size
+    # Held-out data of this process, pairs (x, y) or dicts with 'labels'; shares may differ in size
+    batches,
     num_classes, # m
     ignore_index=-100 # A label that counts for nothing
 ): # (m, m) float64 on the CPU, the same on every process
@@ -200,7 +216,8 @@ def measure_confusion(
 # %% ../nbs/20_own_loop.ipynb #807596f5
 def update_gain(
     model, # Any module
-    batches, # Held-out data, as `measure_confusion` takes them: a list or a loader, used at every update
+    # Held-out data, as `measure_confusion` takes them: a list or a loader, used at every update
+    batches,
     reduction, # `SaddlePoint`
     loss_fn # `CostSensitiveLoss` or `DistilledLoss`
 ):
@@ -208,7 +225,8 @@ def update_gain(
     if not hasattr(loss_fn, 'set_gain'):
         raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; '
             'give a CostSensitiveLoss or a DistilledLoss')
-    C = measure_confusion(model, batches, reduction.problem.m, getattr(loss_fn, 'ignore_index', -100))
+    C = measure_confusion(model, batches, reduction.problem.m,
+        getattr(loss_fn, 'ignore_index', -100))
     loss_fn.set_gain(reduction.update(C))
 
 # %% ../nbs/20_own_loop.ipynb #a6ffeaf5
@@ -216,14 +234,15 @@ from .common import optional
 
 # %% ../nbs/20_own_loop.ipynb #143a82fe
 def _check_callback(loss_fn, batches, every):
-    "What both callbacks need: a loss that takes a gain, batches for more than one update, a whole number of steps"
+    """What both callbacks need: a loss that takes a gain, batches for more than one update,
+    a whole number of steps"""
     if not hasattr(loss_fn, 'set_gain'):
         raise InputError(f'loss_fn is a {type(loss_fn).__name__}, which takes no gain; '
             'give a CostSensitiveLoss or a DistilledLoss')
     many = hasattr(batches, '__iter__') or hasattr(batches, '__getitem__')
     if isinstance(batches, Iterator) or not many:
-        raise InputError(f'batches is a {type(batches).__name__}; give what can be iterated over at every update, '
-            'a list of batches or a DataLoader')
+        raise InputError(f'batches is a {type(batches).__name__}; '
+            'give what can be iterated over at every update, a list of batches or a DataLoader')
     whole = isinstance(every, Integral) and every >= 1
     if not whole: raise InputError(f'every is {every}; give a whole number of steps, 1 or more')
 
@@ -236,7 +255,8 @@ def _warn_anew():
 def lightning_callback(
     reduction, # `SaddlePoint`
     loss_fn, # `CostSensitiveLoss` that the module's `training_step` uses
-    batches, # Held-out data of this process, pairs (x, y): a list or a loader, iterated at every update
+    # Held-out data of this process, pairs (x, y): a list or a loader, iterated at every update
+    batches,
     every=10 # Optimiser steps between updates
 ): # A `Callback` for `Trainer(callbacks=[...])`
     "Steers a Lightning training; its checkpoints hold the multipliers, resuming restores them"
@@ -245,7 +265,8 @@ def lightning_callback(
     class MultipliersCallback(lightning.Callback):
         state_key = 'ncdo'
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            due = trainer.global_step % every == 0 and batch_idx % trainer.accumulate_grad_batches == 0
+            due = (trainer.global_step % every == 0
+                and batch_idx % trainer.accumulate_grad_batches == 0)
             if due: update_gain(module, batches, reduction, loss_fn)
 
         def state_dict(self): return reduction.state_dict()
@@ -273,7 +294,9 @@ def _from_json(value):
 def trainer_callback(
     reduction, # `SaddlePoint`
     loss_fn, # `CostSensitiveLoss` behind `trainer_loss`
-    batches, # Held-out data of this process, dicts with 'labels': a list or a loader, iterated at every update
+    # Held-out data of this process, dicts with 'labels': a list or a loader,
+    # iterated at every update
+    batches,
     every=10 # Optimiser steps between updates
 ): # A `TrainerCallback` for `Trainer(callbacks=[...])`
     "Steers a Hugging Face training; its checkpoints hold the multipliers, resuming restores them"
@@ -282,7 +305,8 @@ def trainer_callback(
     class MultipliersCallback(library.TrainerCallback, library.ExportableState):
         def on_train_begin(self, args, state, control, **_):
             if 'MultipliersCallback' not in state.stateful_callbacks:
-                state.stateful_callbacks['MultipliersCallback'] = self.state() # where the Trainer will put the next one
+                # where the Trainer will put the next one
+                state.stateful_callbacks['MultipliersCallback'] = self.state()
                 return _warn_anew()
             saved = state.stateful_callbacks['MultipliersCallback']['attributes']
             reduction.load_state_dict({k: _from_json(v) for k, v in saved.items()})
@@ -291,14 +315,17 @@ def trainer_callback(
         def on_step_begin(self, args, state, control, model, **_):
             if state.global_step % every == 0: update_gain(model, batches, reduction, loss_fn)
 
-        def state(self): return dict(args={}, attributes={k: _to_json(v) for k, v in reduction.state_dict().items()})
+        def state(self):
+            return dict(args={},
+                attributes={k: _to_json(v) for k, v in reduction.state_dict().items()})
     return MultipliersCallback()
 
 # %% ../nbs/20_own_loop.ipynb #5b4091d9
 def trainer_loss(
     loss_fn # `CostSensitiveLoss` with reduction='sum'
 ): # Function for `Trainer(compute_loss_func=...)`
-    "The loss as the Hugging Face `Trainer` wants it: a sum, over the number of labels of the whole step"
+    """The loss as the Hugging Face `Trainer` wants it:
+    a sum, over the number of labels of the whole step"""
     how = getattr(loss_fn, 'reduction', None)
     if how != 'sum':
         raise InputError(f"the Trainer needs a loss module with reduction='sum', "
@@ -307,7 +334,8 @@ def trainer_loss(
         scores = outputs.logits
         count = num_items_in_batch
         if count is None: count = (labels != loss_fn.ignore_index).sum().clamp(min=1)
-        if scores.ndim == 3 and labels.ndim == 2: scores, labels = scores.flatten(0, 1), labels.flatten()
+        if scores.ndim == 3 and labels.ndim == 2:
+            scores, labels = scores.flatten(0, 1), labels.flatten()
         return loss_fn(scores, labels) / count
     return loss
 
@@ -330,7 +358,8 @@ def train_digits_on_ranks(
     every=10, # Steps between updates
     dtype=torch.float64
 ): # The model, and its `SaddlePoint`
-    "Train for the worst class of digits-lt, as one process of several or alone: an example to copy from"
+    """Train for the worst class of digits-lt, as one process of several or alone:
+    an example to copy from"""
     from ncdo.data import load
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     data, order = load('digits-lt'), torch.Generator().manual_seed(0)
@@ -357,7 +386,8 @@ def train_digits_on_ranks(
 # %% ../nbs/20_own_loop.ipynb #b9a4e85b
 def main():
     "python -m ncdo.adapters, or torchrun --nproc-per-node 2 -m ncdo.adapters"
-    if 'WORLD_SIZE' in os.environ: dist.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')
+    if 'WORLD_SIZE' in os.environ:
+        dist.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')
     model, reduction = train_digits_on_ranks()
     multipliers = ' '.join(f'{x:.6f}' for x in reduction.multipliers)
     worst = reduction.history[-1]['objective']
@@ -380,7 +410,8 @@ def compute_with_ray(
     largest=1, # Runs of a task, trained as one stack
     retries=3 # How often a task may lose its machine or process
 ): # {spec: record}
-    "`compute` of chapter 07 on a Ray cluster; one on this machine is started unless `ray.init` was called"
+    """`compute` of chapter 07 on a Ray cluster;
+    one on this machine is started unless `ray.init` was called"""
     ray = optional('ray', 'ray')
     from ncdo.runs import check_records, read_record
     from ncdo.schedule import Job, networks_wanted, pack
@@ -392,5 +423,6 @@ def compute_with_ray(
         stacks = [stack for stack in pack(specs, largest) if bool(stack[0].teacher) == students]
         jobs = [Job(stack, store, root, keep) for stack in stacks]
         try: ray.get([task.remote(job, device) for job in jobs])
-        except ray.exceptions.RayTaskError as e: raise e.cause if isinstance(e.cause, InputError) else e from None
+        except ray.exceptions.RayTaskError as e:
+            raise e.cause if isinstance(e.cause, InputError) else e from None
     return {s: read_record(store / s.id) for s in specs}

@@ -16,8 +16,11 @@ from .gains import InputError
 class Transform:
     "A change of a batch that depends on chance, for K runs at once"
     draw: object # Generator, steps, batch size -> tuple of (steps, ...), all the chance of a run
-    apply: object # (K, n, c, h, w) in [0, 1], rows of a table as they are, labels (K, n, m), chance (K, ...) -> images, labels
-    compiles: bool = False # Is `apply` PyTorch alone, of fixed shapes, so that `torch.compile` can take it in?
+    # (K, n, c, h, w) in [0, 1], rows of a table as they are, labels (K, n, m), chance (K, ...)
+    # -> images, labels
+    apply: object
+    # Is `apply` PyTorch alone, of fixed shapes, so that `torch.compile` can take it in?
+    compiles: bool = False
 
 TRANSFORMS = {} # Pattern of a name: function of what its brackets hold, that makes a `Transform`
 

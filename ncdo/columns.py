@@ -77,7 +77,10 @@ def read_table(path, label=None): # .csv or .parquet; column with the classes, i
 # %% ../nbs/03c_columns.ipynb #c03c0029
 _row = np.argmax # The first that is so
 
-def _tell_of_rounding(column, exact, v, where): # The same numbers as they came, in 64 and in 32 bits
+def _tell_of_rounding(
+    column, exact, v, # The same numbers as they came, in 64 and in 32 bits
+    where
+):
     if (exact == v).all() and np.abs(v).max() < 2 ** 53: return
     there, left = column.nunique(), len(np.unique(v))
     if left < there / 10:
@@ -97,7 +100,8 @@ def _refuse_other(column, where):
 def numbers_of(column, name, path): # Of a `DataFrame`; what it is called; its file
     "(n,) float32, or one line that names the column, the row and what is there"
     types, where = optional('pandas', 'train').api.types, f"column '{name}' of {path}"
-    if column.dtype == object and column.dropna().map(type).eq(Decimal).all(): column = column.astype(np.float64)
+    if column.dtype == object and column.dropna().map(type).eq(Decimal).all():
+        column = column.astype(np.float64)
     real = types.is_numeric_dtype(column) and not types.is_complex_dtype(column)
     if not real and not types.is_bool_dtype(column): _refuse_other(column, where)
     gaps = column.isna()
@@ -240,7 +244,8 @@ def _labels(given, names, path): # As for `_named`
 @functools.lru_cache(2)
 def _archive_of(stamp): # From `file_stamp`
     path, parts = stamp[0], part_arrays(stamp[0])
-    if 'train' not in parts: raise InputError(f"{path} has no array 'X_train'; training needs it and y_train")
+    if 'train' not in parts:
+        raise InputError(f"{path} has no array 'X_train'; training needs it and y_train")
     pairs = list(parts.values())
     names_too = 'feature_names', 'class_names'
     found = _arrays(path, [*[k for pair in pairs for k in pair], *names_too])

@@ -14,7 +14,9 @@ from .gains import InputError
 def optional(name, extra): # Module; the extra of ncdo that brings it
     "A library that the core does without, or one line that says how to get it"
     try: return importlib.import_module(name)
-    except ImportError: raise InputError(f"{name.partition('.')[0]} is not installed; pip install 'ncdo[{extra}]'") from None
+    except ImportError:
+        raise InputError(f"{name.partition('.')[0]} is not installed; "
+            f"pip install 'ncdo[{extra}]'") from None
 
 # %% ../nbs/30_common.ipynb #db3f78dc
 def _number(v): return isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
@@ -26,7 +28,8 @@ VALUES = dict( # Kind of value: test, and what to give
     positive=(lambda v: _number(v) and v > 0, 'a positive number'),
     nonnegative=(lambda v: _number(v) and v >= 0, 'a number of at least 0'),
     share=(lambda v: _number(v) and 0 <= v <= 1, 'a number from 0 to 1'),
-    targets=(lambda v: isinstance(v, tuple) or _number(v) and 0 <= v <= 1, 'a number from 0 to 1, or {class: number}'),
+    targets=(lambda v: isinstance(v, tuple) or _number(v) and 0 <= v <= 1,
+        'a number from 0 to 1, or {class: number}'),
     inner=(lambda v: _number(v) and 0 < v < 1, 'a number between 0 and 1'),
     flag=(lambda v: isinstance(v, bool), 'True or False'),
     text=(lambda v: isinstance(v, str), 'a text'))
@@ -51,7 +54,8 @@ def check_fields(x): # A dataclass
 
 # %% ../nbs/30_common.ipynb #f8fc7d3e
 def _clear_leftovers(path):
-    "Remove what killed writers of a file left; one at work has touched its own in the last ten minutes"
+    """Remove what killed writers of a file left;
+    one at work has touched its own in the last ten minutes"""
     for piece in path.parent.glob(f'.{glob.escape(path.name)}.*'):
         with contextlib.suppress(OSError):
             old = time.time() - piece.stat().st_mtime > 600
@@ -95,7 +99,8 @@ def documented(x): # A function or class
     from fastcore.docments import docments
     function = x.__init__ if isinstance(x, type) else x
     if not hasattr(function, '__code__'): return x
-    texts = {name: text for name, text in docments(function).items() if text and name not in ('self', 'return')}
+    texts = {name: text for name, text in docments(function).items()
+        if text and name not in ('self', 'return')}
     if texts and 'Parameters' not in (x.__doc__ or ''):
         rows = [f'{name}\n    {" ".join(text.split())}' for name, text in texts.items()]
         x.__doc__ = '\n'.join([x.__doc__ or '', '', 'Parameters', '----------', *rows])

@@ -55,7 +55,8 @@ class Data:
 
     @functools.cached_property
     def split_hash(self):
-        "16 hex digits over the images and labels of the three parts, and the names of a table's columns"
+        """16 hex digits over the images and labels of the three parts,
+        and the names of a table's columns"""
         h = hashlib.sha256('\n'.join(self.feature_names).encode())
         for part in ('train', 'validation', 'test'):
             for t in self.part(part): h.update(t.numpy().tobytes())
@@ -74,7 +75,8 @@ def choose(
     chosen = []
     for c, n in enumerate(counts):
         where = ((y == c) & free).nonzero().flatten()
-        if len(where) < n: raise InputError(f'class {c} has {len(where)} examples left, {n} are wanted')
+        if len(where) < n:
+            raise InputError(f'class {c} has {len(where)} examples left, {n} are wanted')
         chosen.append(where[torch.randperm(len(where), generator=generator)[:n]])
     return torch.cat(chosen)
 
@@ -85,7 +87,8 @@ def _digit_pool():
     from sklearn.datasets import load_digits
     digits = load_digits()
     noise = np.random.default_rng(0).normal(0, 3, digits.images.shape)
-    return torch.tensor(digits.images + noise, dtype=torch.float32).unsqueeze(1), torch.tensor(digits.target)
+    return (torch.tensor(digits.images + noise, dtype=torch.float32).unsqueeze(1),
+        torch.tensor(digits.target))
 
 def _digits(name, root, split_seed, counts):
     "Digits with these training counts; 48 + 50 of each class held out"
@@ -100,11 +103,14 @@ def _digits(name, root, split_seed, counts):
 def _torchvision_arrays(name, root):
     "CIFAR through torchvision, downloaded if need be"
     import torchvision
-    source = dict(cifar10=torchvision.datasets.CIFAR10, cifar100=torchvision.datasets.CIFAR100)[name]
-    try: parts = {part: source(root, train=part == 'train', download=True) for part in ('train', 'test')}
+    source = dict(cifar10=torchvision.datasets.CIFAR10,
+        cifar100=torchvision.datasets.CIFAR100)[name]
+    try:
+        parts = {part: source(root, train=part == 'train', download=True)
+            for part in ('train', 'test')}
     except Exception as e:
-        raise InputError(f'{root} holds no {name}.npz, and torchvision could not download {name} into it '
-            f'({type(e).__name__})') from None
+        raise InputError(f'{root} holds no {name}.npz, '
+            f'and torchvision could not download {name} into it ({type(e).__name__})') from None
     arrays = {f'x_{part}': np.asarray(d.data) for part, d in parts.items()}
     arrays |= {f'y_{part}': np.asarray(d.targets) for part, d in parts.items()}
     return arrays | dict(class_names=np.asarray(parts['train'].classes))
@@ -144,9 +150,12 @@ def _annotated(folder):
     "{class: files} of the validation images"
     path, found = folder / 'val_annotations.txt', {}
     there = {f.name: f for f in walk(folder / 'images', deep=False)[1]}
-    rows = [line.split('\t') for line in path.read_text(encoding='utf-8', errors='replace').splitlines()]
+    rows = [line.split('\t')
+        for line in path.read_text(encoding='utf-8', errors='replace').splitlines()]
     for file, wnid in sorted({row[0]: row[1] for row in rows if len(row) > 1}.items()):
-        if file not in there: raise InputError(f'{path} names {file}, which is not in {folder / "images"}; {_AGAIN}')
+        if file not in there:
+            raise InputError(f'{path} names {file}, '
+                f'which is not in {folder / "images"}; {_AGAIN}')
         found.setdefault(wnid, []).append(there[file])
     return found
 
@@ -154,15 +163,17 @@ def _check_enough(folder, part, found, wanted):
     "So many images of each class, or an error"
     for c, n in wanted.items():
         have = len(found.get(c, ()))
-        if have < n: raise InputError(f'class {c} has {have} {part} images in {folder}; {n} are wanted, so {_AGAIN}')
+        if have < n:
+            raise InputError(f'class {c} has {have} {part} images in {folder}; '
+                f'{n} are wanted, so {_AGAIN}')
 
 def _tiny_imagenet_files(folder, counts):
     "{class: files} of the training and of the validation images, checked to be enough"
     train, held = class_files(folder / 'train')[0], _annotated(folder / 'val')
     for c in sorted(held):
         if c not in train:
-            raise InputError(f'class {c} of val_annotations.txt has no folder in {folder / "train"}; '
-                f'{_AGAIN}')
+            raise InputError(f'class {c} of val_annotations.txt has no folder '
+                f'in {folder / "train"}; {_AGAIN}')
     if len(train) != len(counts):
         raise InputError(f'{folder / "train"} has {len(train)} class folders; '
             f'it must have {len(counts)}')
@@ -174,7 +185,8 @@ def _tiny_imagenet_files(folder, counts):
 def _short_names(path, wnids):
     "What words.txt calls each class first, or its wnid"
     lines = path.read_text(encoding='utf-8', errors='replace').splitlines() if path.exists() else []
-    words = {w: called.split(',')[0].strip() for w, _, called in (line.partition('\t') for line in lines)}
+    words = {w: called.split(',')[0].strip()
+        for w, _, called in (line.partition('\t') for line in lines)}
     names = [words.get(w) or w for w in wnids]
     return tuple(n if names.count(n) == 1 else w for n, w in zip(names, wnids))
 
@@ -203,7 +215,8 @@ def _tiny_imagenet(name, root, split_seed, counts):
     drawn = [files[i] for i in train] + [held[i] for i in torch.cat([validation, test])]
     x = decode_files(tuple(map(file_stamp, drawn)), 64)
     parts = torch.arange(len(x)).split([len(train), len(validation), len(test)])
-    names, labels = _short_names(folder / 'words.txt', wnids), [y[train], y_held[validation], y_held[test]]
+    names, labels = (_short_names(folder / 'words.txt', wnids),
+        [y[train], y_held[validation], y_held[test]])
     return Data(name, x, torch.cat(labels), names, *parts)
 
 # %% ../nbs/03_data.ipynb #0cd4e5d2
@@ -219,7 +232,8 @@ def _drawn_parts(labels, seed):
     share = n // 2 if divided else (n // 5).clamp_min(1)
     validation = choose(y, share.tolist(), g)
     test = choose(y, (n - share if divided else share).tolist(), g, validation)
-    train = found['train'] if divided else choose(y, (n - 2 * share).tolist(), g, torch.cat([validation, test]))
+    train = (found['train'] if divided
+        else choose(y, (n - 2 * share).tolist(), g, torch.cat([validation, test])))
     return dict(train=train, validation=validation + first, test=test + first)
 
 # %% ../nbs/03_data.ipynb #a4a31801
@@ -239,12 +253,15 @@ def _check_every_class(name, labels, names, things):
 
 def own_data(
     name, # In messages and records
-    found, # From `folder_images` or `table_rows`, say: function that makes the pool, {part: labels}, names
+    # From `folder_images` or `table_rows`, say: function that makes the pool, {part: labels}, names
+    found,
     split_seed=0 # Which images go where, of those to be drawn
 ): # `Data`
     "`Data` from what was found in files or a data set"
     pool, labels, names, *features = found
-    if len(names) < 2: raise InputError(f"{name} has only one class, '{names[0]}'; a classifier needs two or more")
+    if len(names) < 2:
+        raise InputError(f"{name} has only one class, '{names[0]}'; "
+            'a classifier needs two or more')
     _check_every_class(name, labels, names, 'examples' if features else 'images')
     drawn = _drawn_parts(labels, split_seed) | dict(feature_names=tuple(*features))
     return Data(name, pool(), torch.cat(list(labels.values())), tuple(names), **drawn)
@@ -267,7 +284,8 @@ def from_dataset(
 @dataclasses.dataclass(frozen=True)
 class Source:
     "A data set by name"
-    make: object # Function of its name, the data root, the split seed and `counts` that returns `Data`
+    # Function of its name, the data root, the split seed and `counts` that returns `Data`
+    make: object
     counts: list = None # Training images to keep of each class
     white: float = 255 # Largest value of a pixel
     groups: str = 'class' # What tables report the minimum of: 'class' or 'head-tail'
@@ -277,12 +295,15 @@ class Source:
 
 _OF_DIGITS = dict(white=16, split_by_seed=True)
 
-DATASETS = {'digits-lt': Source(_digits, long_tail_counts(80, 10, 20), beside='cifar10-lt', **_OF_DIGITS),
+DATASETS = {
+    'digits-lt': Source(_digits, long_tail_counts(80, 10, 20), beside='cifar10-lt', **_OF_DIGITS),
     'digits-balanced': Source(_digits, [30] * 10, **_OF_DIGITS)}
 _HALVES = dict(halves=True)
-DATASETS |= {'cifar10-lt': Source(_cifar, long_tail_counts(5000, 10, 100), **_HALVES),
+DATASETS |= {
+    'cifar10-lt': Source(_cifar, long_tail_counts(5000, 10, 100), **_HALVES),
     'cifar10-balanced': Source(_cifar, [1000] * 10, **_HALVES)}
-DATASETS |= {'cifar100-lt': Source(_cifar, long_tail_counts(500, 100, 100), groups='head-tail', **_HALVES),
+DATASETS |= {
+    'cifar100-lt': Source(_cifar, long_tail_counts(500, 100, 100), groups='head-tail', **_HALVES),
     'tiny-imagenet-lt': Source(_tiny_imagenet, TINY_IMAGENET_COUNTS, groups='head-tail', **_HALVES)}
 
 def source_of(dataset): # Name or path
@@ -308,12 +329,14 @@ def _own_files(path, image_size, label):
     if path.is_dir(): return folder_images(path, image_size)
     if not path.exists(): raise InputError(f'{path} does not exist; give the path of {PATHS}')
     if not a_table and path.suffix != '.npz':
-        raise InputError(f'{path} is neither a folder of images nor an .npz of {", ".join(ARRAYS)}, '
+        raise InputError(f'{path} is neither a folder of images '
+            f'nor an .npz of {", ".join(ARRAYS)}, '
             f'nor a table: {", ".join(TABLES)}, or .npz of X, y')
     rows = a_table or part_arrays(path)
     what = f'{path} is a table' if rows else f'those of {path} all have one size already'
     if image_size: raise InputError(f'image_size is for folders of images; {what}')
-    return table_rows(path, label) if a_table else archive_rows(path) if rows else archive_images(path)
+    return (table_rows(path, label) if a_table
+        else archive_rows(path) if rows else archive_images(path))
 
 # %% ../nbs/03_data.ipynb #ee266169
 def load(
@@ -324,14 +347,18 @@ def load(
     swapped=False, # Exchange the validation and test samples?
     label='' # Column with the classes, of a .csv or .parquet
 ): # `Data`
-    "A data set by name or path, with its training sample and its fixed, disjoint validation and test samples"
+    """A data set by name or path, with its training sample
+    and its fixed, disjoint validation and test samples"""
     if swapped: return load(name, root, split_seed, image_size, label=label).swapped()
     name = locate(name)
     if image_size is not None and image_size < 1:
         raise InputError(f'image_size is {image_size}; '
             'it must be at least 1 pixel')
-    if name not in DATASETS: return own_data(name, _own_files(Path(name), image_size, label), split_seed)
-    if image_size: raise InputError(f'image_size is for folders of images; those of {name} have one size already')
+    if name not in DATASETS:
+        return own_data(name, _own_files(Path(name), image_size, label), split_seed)
+    if image_size:
+        raise InputError('image_size is for folders of images; '
+            f'those of {name} have one size already')
     if label: raise InputError(_LABEL.format(name))
     source = DATASETS[name]
     return source.make(name, root or os.environ.get('NCDO_DATA'), split_seed, source.counts)
@@ -343,7 +370,8 @@ def toy_distribution(
     spread=1.6, # Distance between neighbouring clouds of unit width
     seed=0
 ): # x (n, 2) float32, y (n,), p (n, m) float64
-    "Points from Gaussian clouds on a circle or square, a drawn label each, and their true class probabilities"
+    """Points from Gaussian clouds on a circle or square, a drawn label each,
+    and their true class probabilities"""
     g, m = torch.Generator().manual_seed(seed), len(mixing)
     angle = 2 * math.pi * torch.arange(m) / m
     centres = spread / (2 * math.sin(math.pi / m)) * torch.stack([angle.cos(), angle.sin()], -1)

@@ -41,9 +41,11 @@ def distilled_table_loss(
     gamma, # Share of the teacher that goes into the margins; a number, or (..., 1, 1)
     floor=1e-6 # Smallest entry inside the logarithm, as a share of the row's largest
 ): # (..., n) loss of each example
-    "The distilled loss (eq. 11) for given log D and weights; leading dimensions are separate models"
+    """The distilled loss (eq. 11) for given log D and weights;
+    leading dimensions are separate models"""
     scores = _full(logits)
-    with torch.autocast(logits.device.type, enabled=False): z = teacher.to(scores) @ weight.to(scores)
+    with torch.autocast(logits.device.type, enabled=False):
+        z = teacher.to(scores) @ weight.to(scores)
     smallest = (floor * z.amax(-1, keepdim=True)).clamp(min=torch.finfo(z.dtype).tiny)
     shifted = scores - log_diag.to(scores).unsqueeze(-2) - gamma * z.clamp(min=smallest).log()
     return -(z ** (1 - gamma) * shifted.log_softmax(-1)).sum(-1)
@@ -87,8 +89,8 @@ class DistilledLoss(nn.Module):
         gain = nonnegative_gain(_check_gain(gain, len(self.diag)).to(self.gain.device))
         total = (gain / self.diag.double()).sum(-1).mean()
         if not total > 0:
-            raise InputError('gain is zero everywhere, once its rows are raised to be non-negative; '
-                'nothing can be learnt from it')
+            raise InputError('gain is zero everywhere, '
+                'once its rows are raised to be non-negative; nothing can be learnt from it')
         self.gain = (gain / total).to(self.gain)
 
     def forward(self, logits, teacher):
@@ -116,6 +118,7 @@ def _load_from_state_dict(self:DistilledLoss, state, prefix, *args):
 def _distilled_tables(gain, priors=None, gamma=.1, check=True, **_):
     return *loss_tables(gain, 'hybrid-a', priors, check=check), torch.full_like(gain[:1, :1], gamma)
 
-def _distilled(logits, teacher, *tables, ignore_index=-100): return distilled_table_loss(logits, teacher, *tables)
+def _distilled(logits, teacher, *tables, ignore_index=-100):
+    return distilled_table_loss(logits, teacher, *tables)
 
 KINDS['hybrid-distilled'] = Kind(_distilled_tables, _distilled, ('priors', 'teacher'))

@@ -52,10 +52,13 @@ def images_in(folder): # Looked through with its sub-folders
 PART_FOLDERS = dict(train=('train',), validation=('validation', 'val', 'valid'), test=('test',))
 
 def part_folders(path): # A folder of images
-    "Folders of the parts given, by part; only 'train', the folder itself, if they are still to be drawn"
+    """Folders of the parts given, by part;
+    only 'train', the folder itself, if they are still to be drawn"""
     inside = {f.name.lower(): f for f in walk(path, deep=False)[0]}
-    given = {part: [inside.pop(n) for n in names if n in inside] for part, names in PART_FOLDERS.items()}
-    if not given['train'] or not (given['validation'] or given['test']): return dict(train=Path(path))
+    given = {part: [inside.pop(n) for n in names if n in inside]
+        for part, names in PART_FOLDERS.items()}
+    if not given['train'] or not (given['validation'] or given['test']):
+        return dict(train=Path(path))
     if inside:
         raise InputError(f"{path} is divided into train and test, but also holds '{min(inside)}'; "
             'keep only train, validation and test in it')
@@ -84,14 +87,17 @@ def class_files(folder, part='train'): # One sub-folder a class; which part it i
 def file_stamp(file):
     "Path, time of change and size: what tells a file from the same file later"
     try: status = file.stat()
-    except OSError as e: raise InputError(f'{file} cannot be read ({e.strerror}); mend it or take it out') from None
+    except OSError as e:
+        raise InputError(f'{file} cannot be read ({e.strerror}); '
+            'mend it or take it out') from None
     return str(file), status.st_mtime_ns, status.st_size
 
 # %% ../nbs/03a_own_images.ipynb #eeeb0c71
 def to_pixels(image, size, channels=3): # PIL image; (width, height); 1 for greyscale, 3 for RGB
     "(channels, height, width) uint8: upright, 8 bits, no transparency, covering the size, cropped"
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith('I;16'): image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode.startswith('I;16'):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image.convert('RGBA' if 'transparency' in image.info else 'RGB')
     image = image.convert('L' if channels == 1 else 'RGB')
     if image.size != size: image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
@@ -180,8 +186,10 @@ def folder_images(path, image_size): # Folder; side of the square, or None
                 raise InputError(f"class '{c}' is in the {part} part of {path} but not in train; "
                     'add it there, or take it out')
     _tell_skipped(path, [f for _, skipped in listed.values() for f in skipped])
-    files = tuple(file_stamp(f) for found, _ in listed.values() for c in names for f in found.get(c, ()))
-    count = {part: torch.tensor([len(found.get(c, ())) for c in names]) for part, (found, _) in listed.items()}
+    files = tuple(file_stamp(f)
+        for found, _ in listed.values() for c in names for f in found.get(c, ()))
+    count = {part: torch.tensor([len(found.get(c, ())) for c in names])
+        for part, (found, _) in listed.items()}
     labels = {part: torch.arange(len(names)).repeat_interleave(n) for part, n in count.items()}
     return lambda: decode_files(files, image_size), labels, names
 
@@ -200,7 +208,8 @@ def _class_indices(labels, names, whole, each):
         if not np.issubdtype(y.dtype, np.integer):
             raise InputError(f'{each(part)} are {y.dtype}; '
                 'labels must be integers from 0')
-    low, high = min(int(y.min()) for y in labels.values()), max(int(y.max()) for y in labels.values())
+    low, high = (min(int(y.min()) for y in labels.values()),
+        max(int(y.max()) for y in labels.values()))
     from_low = low > 0 and (names is None or high - low == len(names) - 1)
     limit = lambda y: len(y) if names is None else len(names) + low * from_low
     for part, y in labels.items(): _check_indices(y, limit(y), each(part))
@@ -225,18 +234,21 @@ def _check_images(path, part, x, y):
         table = f'; numbers of a table are called X_{part}' if x.ndim == 2 else ''
         raise InputError(f'{path}: x_{part} is {x.dtype} {x.shape}; '
             f'it must be uint8 (n, height, width, channels){table}')
-    if y.shape != x.shape[:1]: raise InputError(f'{path}: y_{part} has shape {y.shape} for {len(x)} images')
+    if y.shape != x.shape[:1]:
+        raise InputError(f'{path}: y_{part} has shape {y.shape} for {len(x)} images')
     if not len(y): raise InputError(f'{path}: y_{part} is empty; it needs images of every class')
 
 def read_npz(path): # File with `ARRAYS`, and perhaps class_names
     "Arrays of an .npz data set, checked"
     try:
-        with np.load(path, allow_pickle=False) as z: arrays = {k: z[k] for k in _MAY_HOLD if k in z.files}
+        with np.load(path, allow_pickle=False) as z:
+            arrays = {k: z[k] for k in _MAY_HOLD if k in z.files}
     except Exception as e:
         raise InputError(f'{path} cannot be read as an .npz of plain arrays '
             f'({type(e).__name__}: {e})'.splitlines()[0]) from None
     for k in ARRAYS:
-        if k not in arrays: raise InputError(f"{path} has no array '{k}'; it needs {', '.join(ARRAYS)}")
+        if k not in arrays:
+            raise InputError(f"{path} has no array '{k}'; it needs {', '.join(ARRAYS)}")
     for part in ('train', 'test'):
         x = arrays[f'x_{part}']
         if x.ndim == 3: arrays[f'x_{part}'] = x = x[..., None]
@@ -251,7 +263,8 @@ def join_arrays(arrays, path): # What `read_npz` gives; the file, for messages
     "Pool (N, channels, height, width), {part: labels} and class names"
     x = np.concatenate([arrays['x_train'], arrays['x_test']])
     x = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
-    labels, names = {part: arrays[f'y_{part}'] for part in ('train', 'test')}, arrays.get('class_names')
+    labels, names = ({part: arrays[f'y_{part}'] for part in ('train', 'test')},
+        arrays.get('class_names'))
     labels = _class_indices(labels, names, f'labels of {path}', lambda part: f'y_{part} of {path}')
     return x, labels, _names_of(names, labels)
 
@@ -280,13 +293,16 @@ def _pixels(image, what):
         raise InputError(f'the image of {what} has shape {tuple(x.shape)}; '
             'it must be (channels, height, width)')
     x = x if x.dtype == torch.uint8 else x.float()
-    if not x.isfinite().all(): raise InputError(f'the image of {what} has values that are not finite')
+    if not x.isfinite().all():
+        raise InputError(f'the image of {what} has values that are not finite')
     return x
 
 # %% ../nbs/03a_own_images.ipynb #53d071d6
 def _index(label, what):
     try: return operator.index(label)
-    except TypeError: raise InputError(f'the label of {what} is {label!r:.40}; it must be a class index') from None
+    except TypeError:
+        raise InputError(f'the label of {what} is {label!r:.40}; '
+            'it must be a class index') from None
 
 def _items(dataset, part, ignore_index):
     "Images and labels of a data set"
@@ -307,13 +323,17 @@ def _items(dataset, part, ignore_index):
     return torch.stack(images), labels
 
 # %% ../nbs/03a_own_images.ipynb #4c606012
-def dataset_images(datasets, class_names, ignore_index): # {part: data set}, perhaps in part; names or None
+def dataset_images(
+    datasets, class_names, # {part: data set}, perhaps in part; names or None
+    ignore_index
+):
     "(function that makes the pool, {part: labels}, class names) of PyTorch data sets"
     given = {part: _items(d, part, ignore_index) for part, d in datasets.items()}
     kinds = {(tuple(x.shape[1:]), x.dtype) for x, _ in given.values()}
     if len(kinds) > 1:
         listed = '; '.join(sorted(f'{shape} {dtype}' for shape, dtype in kinds))
-        raise InputError(f'the parts hold images of different kinds: {listed}; give them one shape and type')
+        raise InputError(f'the parts hold images of different kinds: {listed}; '
+            'give them one shape and type')
     labels = {part: y for part, (_, y) in given.items()}
     labels = _class_indices(labels, class_names, 'the labels', lambda part: f'the {part} labels')
     return lambda: torch.cat([x for x, _ in given.values()]), labels, _names_of(class_names, labels)

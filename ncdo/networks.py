@@ -23,17 +23,21 @@ class StackedLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(stack, n_out, n_in).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(stack, n_out).uniform_(-bound, bound))
 
-    def forward(self, x): return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT) # (K, n, in) -> (K, n, out)
+    def forward(self, x): # (K, n, in) -> (K, n, out)
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
 # %% ../nbs/04_networks.ipynb #8e6932f8
 def widen(x, stack, missing): # (n, K * c, h, w); K; channels to add to each group
-    "(n, K * (c + missing), h, w), channels last in memory: channels of zeros behind those of each group"
-    return F.pad(x.permute(0, 2, 3, 1).unflatten(-1, (stack, -1)), (0, missing)).flatten(3).permute(0, 3, 1, 2)
+    """(n, K * (c + missing), h, w), channels last in memory:
+    channels of zeros behind those of each group"""
+    return (F.pad(x.permute(0, 2, 3, 1).unflatten(-1, (stack, -1)), (0, missing))
+        .flatten(3).permute(0, 3, 1, 2))
 
 class ConvNorm(nn.Sequential):
     "Convolution and batch normalisation, K times side by side"
     def __init__(self, stack, n_in, n_out, size, stride=1):
-        conv = nn.Conv2d(stack * n_in, stack * n_out, size, stride, size // 2, groups=stack, bias=False)
+        conv = nn.Conv2d(stack * n_in, stack * n_out, size, stride, size // 2,
+            groups=stack, bias=False)
         nn.init.normal_(conv.weight, std=math.sqrt(2 / (n_out * size ** 2)))
         super().__init__(conv, nn.BatchNorm2d(stack * n_out))
         self.stack, self.missing = stack, n_out - n_in
@@ -41,17 +45,21 @@ class ConvNorm(nn.Sequential):
     def forward(self, x):
         if not (x.is_cuda and self.missing and self.stack > 1): return super().forward(x)
         conv, norm = self
-        x, weight = widen(x, self.stack, self.missing), F.pad(conv.weight, (0, 0, 0, 0, 0, self.missing))
+        x, weight = (widen(x, self.stack, self.missing),
+            F.pad(conv.weight, (0, 0, 0, 0, 0, self.missing)))
         return norm(F.conv2d(x, weight, None, conv.stride, conv.padding, 1, self.stack))
 
     def infer(self, x, shortcut=None): # Half precision, channels last, on a GPU
         "Convolution, running normalisation, sum and rectifier in one kernel"
         conv, norm = self
         scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-        weight, bias = conv.weight * scale.view(-1, 1, 1, 1), (norm.bias - norm.running_mean * scale).to(x.dtype)
+        weight, bias = (conv.weight * scale.view(-1, 1, 1, 1),
+            (norm.bias - norm.running_mean * scale).to(x.dtype))
         more = (0, 0, 0, 0, 0, self.missing)
-        if self.missing and self.stack > 1: x, weight = widen(x, self.stack, self.missing), F.pad(weight, more)
-        x, weight = [t.to(x.dtype).contiguous(memory_format=torch.channels_last) for t in (x, weight)]
+        if self.missing and self.stack > 1:
+            x, weight = widen(x, self.stack, self.missing), F.pad(weight, more)
+        x, weight = [t.to(x.dtype).contiguous(memory_format=torch.channels_last)
+            for t in (x, weight)]
         how = bias, conv.stride, conv.padding, conv.dilation, self.stack
         if shortcut is None: return torch.cudnn_convolution_relu(x, weight, *how)
         return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1., *how)
@@ -71,7 +79,9 @@ class Block(nn.Module):
         super().__init__()
         self.a, self.b = ConvNorm(stack, n_in, n_out, 3, stride), ConvNorm(stack, n_out, n_out, 3)
         if n_in == n_out and stride == 1: self.shortcut = nn.Identity()
-        else: self.shortcut = Pad(stack, n_out - n_in) if pad else ConvNorm(stack, n_in, n_out, 1, stride)
+        else:
+            self.shortcut = (Pad(stack, n_out - n_in) if pad
+                else ConvNorm(stack, n_in, n_out, 1, stride))
 
     def forward(self, x): return F.relu(self.b(F.relu(self.a(x))) + self.shortcut(x))
     def infer(self, x):
@@ -83,18 +93,23 @@ class Stem(nn.Module):
     def __init__(self, stack, channels, width, large):
         super().__init__()
         self.conv = ConvNorm(stack, channels, width, *((7, 2) if large else (3, 1)))
-        if large: self.conv.missing = 0 # 61 more channels of 224 x 224 zeros cost more than a call for each group
+        if large: # 61 more channels of 224 x 224 zeros cost more than a call for each group
+            self.conv.missing = 0
         self.pool = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
 
-    def forward(self, x): # (K, n, c, h, w) -> (n, K * width, h, w); for large images a quarter of h and w
+    def forward(self,
+        x # (K, n, c, h, w) -> (n, K * width, h, w); for large images a quarter of h and w
+    ):
         x = x.transpose(0, 1).flatten(1, 2)
-        return self.pool(F.relu(self.conv(x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x)))
+        return self.pool(F.relu(self.conv(
+            x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x)))
     def infer(self, x):
         x = x.transpose(0, 1).flatten(1, 2).to(torch.get_autocast_dtype('cuda'))
         return self.pool(self.conv.infer(x))
 
 # %% ../nbs/04_networks.ipynb #14480b41
-LARGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)} # Blocks of each stage, by depth, of the networks for ImageNet
+# Blocks of each stage, by depth, of the networks for ImageNet
+LARGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 class ResNet(nn.Module):
     "K residual networks side by side, (K, n, c, h, w) images to (K, n, m) scores"
@@ -102,7 +117,8 @@ class ResNet(nn.Module):
         super().__init__()
         n, rest = divmod(depth - 2, 6)
         if depth not in LARGE and (rest or n < 1):
-            raise InputError(f'ResNet depth {depth} is neither 6n+2 (8, 14, 20, 32, 44, 56, ...) nor 18 nor 34')
+            raise InputError(f'ResNet depth {depth} is neither 6n+2 '
+                '(8, 14, 20, 32, 44, 56, ...) nor 18 nor 34')
         n_in = width = width or (64 if depth in LARGE else 16)
         self.stack, stages = stack, [Stem(stack, channels, width, depth in LARGE)]
         for stage, n in enumerate(LARGE.get(depth, (n,) * 3)):
@@ -136,7 +152,8 @@ class MLP(nn.Module):
     "K networks of two hidden layers with batch normalisation, side by side"
     def __init__(self, stack, num_inputs, num_classes, width=128):
         super().__init__()
-        self.layers = nn.ModuleList([StackedLinear(stack, num_inputs, width), StackedLinear(stack, width, width)])
+        self.layers = nn.ModuleList([
+            StackedLinear(stack, num_inputs, width), StackedLinear(stack, width, width)])
         self.norms = nn.ModuleList([nn.BatchNorm1d(stack * width) for _ in range(2)])
         self.head = StackedLinear(stack, width, num_classes)
 
@@ -144,7 +161,8 @@ class MLP(nn.Module):
         x = x.flatten(2)
         for layer, norm in zip(self.layers, self.norms):
             x = layer(x)
-            x = F.relu(norm(x.transpose(0, 1).flatten(1))).unflatten(1, (len(x), -1)).transpose(0, 1)
+            x = (F.relu(norm(x.transpose(0, 1).flatten(1)))
+                .unflatten(1, (len(x), -1)).transpose(0, 1))
         return self.head(x)
 
 class Linear(nn.Module):
@@ -158,8 +176,8 @@ class Linear(nn.Module):
 
 # %% ../nbs/04_networks.ipynb #b1405311
 TWICE = 'resnet50', 'resnet152' # Of depth 6n+2, and in torchvision
-KNOWN = ('use resnet20, resnet56, ... (any depth 6n+2), resnet18 or resnet34, resnet8-w8, mlp-128, linear, '
-    'the name of a torchvision classifier, timm:NAME, or package.module:factory')
+KNOWN = ('use resnet20, resnet56, ... (any depth 6n+2), resnet18 or resnet34, resnet8-w8, '
+    'mlp-128, linear, the name of a torchvision classifier, timm:NAME, or package.module:factory')
 
 def _resnet(found, stack, shape, m):
     depth, width, pad = found.groups()
@@ -167,7 +185,8 @@ def _resnet(found, stack, shape, m):
 
 def _mlp(found, stack, shape, m): return MLP(stack, math.prod(shape), m, int(found[1]))
 
-# Pattern of a name: function of its match, K, shape of an image, m; gives a module from (K, n, *shape) to (K, n, m)
+# Pattern of a name: function of its match, K, shape of an image, m;
+# gives a module from (K, n, *shape) to (K, n, m)
 NETWORKS = {r'resnet(\d+)(?:-w([1-9]\d*))?(-pad)?': _resnet, r'mlp-([1-9]\d*)': _mlp}
 NETWORKS['linear'] = lambda found, stack, shape, m: Linear(stack, math.prod(shape), m)
 
@@ -181,7 +200,8 @@ def enlarged(model): # Name of a network
     "The name without, and the side after, its @"
     name, at, side = model.partition('@')
     if at and not (side.isdecimal() and int(side)):
-        raise InputError(f"model '{model}': '{side}' is not a size in pixels; write {name}@224, say")
+        raise InputError(f"model '{model}': '{side}' is not a size in pixels; "
+            f'write {name}@224, say')
     return name, int(side or 0)
 
 def model_source(model): # Name of a network
@@ -216,7 +236,8 @@ def timm_entry(name): # Of a network, perhaps with a tag: resnet18.a1_in1k
 
 # %% ../nbs/04_networks.ipynb #b34359b8
 def source_hash(model): # 'package.module:factory'
-    "16 hex digits over the source of one's own network: its module, and what that has loaded of the same package"
+    """16 hex digits over the source of one's own network: its module,
+    and what that has loaded of the same package"""
     place = enlarged(model)[0].rpartition(':')[0]
     _factory(enlarged(model)[0], None)
     top, h = place.partition('.')[0], hashlib.sha256()
@@ -228,11 +249,14 @@ def source_hash(model): # 'package.module:factory'
 # %% ../nbs/04_networks.ipynb #32b23886
 class Alone(nn.Module):
     "Any network as a stack of one: (1, n, c, h, w) images to (1, n, m) scores"
-    def __init__(self, net, channels): # Module from (n, channels, h, w) to (n, m); -1 for the images' own channels
+    def __init__(self,
+        net, channels # Module from (n, channels, h, w) to (n, m); -1 for the images' own channels
+    ):
         super().__init__()
         self.net, self.channels = net, channels
 
-    def forward(self, x): return self.net(x[0].expand(-1, self.channels, -1, -1)).to(x.dtype).unsqueeze(0)
+    def forward(self, x):
+        return self.net(x[0].expand(-1, self.channels, -1, -1)).to(x.dtype).unsqueeze(0)
 
 # %% ../nbs/04_networks.ipynb #2b79ccb2
 def _told(e): return f'{type(e).__name__}: {" ".join(str(e).split())}'
@@ -274,8 +298,8 @@ def _alone(model, shape, num_classes, seeds):
         except Exception as e: raise InputError(_fails(model, shape, num_classes, e)) from None
     for s in scores:
         if s.shape != (1, 2, num_classes):
-            raise InputError(f"model '{model}' gives {tuple(s.shape[1:])} for 2 images of {num_classes} classes; "
-                f'it must give (2, {num_classes}) scores')
+            raise InputError(f"model '{model}' gives {tuple(s.shape[1:])} for 2 images "
+                f'of {num_classes} classes; it must give (2, {num_classes}) scores')
     return stack.train()
 
 def _fails(model, shape, num_classes, e):
@@ -292,7 +316,8 @@ def _network(model, stack, shape, num_classes):
     return make(found, stack, shape, num_classes)
 
 def build(
-    model, # Name: resnet20, mlp-128, ..., resnet18@224, torchvision:resnet50, timm:NAME, module:factory
+    # Name: resnet20, mlp-128, ..., resnet18@224, torchvision:resnet50, timm:NAME, module:factory
+    model,
     shape, # (channels, height, width) of an image
     num_classes, # m
     seeds # One for each member of the stack
@@ -300,8 +325,8 @@ def build(
     "A stack of networks, each initialised from its own seed"
     model, side = enlarged(model)
     if side and side < max(shape[1:]):
-        raise InputError(f"model '{model}@{side}' would shrink images of {shape[1]} x {shape[2]} pixels; "
-            'give a larger size, or none')
+        raise InputError(f"model '{model}@{side}' would shrink images "
+            f'of {shape[1]} x {shape[2]} pixels; give a larger size, or none')
     if side: return Enlarge(side, build(model, (shape[0], side, side), num_classes, seeds))
     if model_source(model) != 'ncdo': return _alone(model, shape, num_classes, seeds)
     members = []
@@ -310,5 +335,6 @@ def build(
             torch.manual_seed(seed)
             members.append(_network(model, 1, shape, num_classes).state_dict())
     net = _network(model, len(seeds), shape, num_classes)
-    net.load_state_dict({k: torch.cat([s[k] for s in members]) if v.ndim else v for k, v in members[0].items()})
+    net.load_state_dict({k: torch.cat([s[k] for s in members]) if v.ndim else v
+        for k, v in members[0].items()})
     return net

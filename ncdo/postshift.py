@@ -13,7 +13,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import KFold, check_cv
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data, _check_sample_weight
-from .gains import ClassProblem, InputError, Problem, _labels, _number, _tensor, bayes_rule, worst_case_recall
+from .gains import ClassProblem, InputError, Problem, bayes_rule, worst_case_recall
+from .gains import _labels, _number, _tensor
 from .losses import nonnegative_gain
 from .reductions import SaddlePoint, for_parts
 
@@ -22,10 +23,12 @@ def shifted_scores(
     problem, # `Problem`
     probabilities # (n, m) array
 ): # Function from (k,) multipliers to an (n, m) array, the same one at every call
-    "The scores G(multipliers)' p of every example, without building G where the problem has structure"
+    """The scores G(multipliers)' p of every example,
+    without building G where the problem has structure"""
     p = probabilities
     cast = lambda v: v.numpy().astype(p.dtype)
-    if not isinstance(problem, ClassProblem): return lambda multipliers: p @ cast(problem.gain(multipliers))
+    if not isinstance(problem, ClassProblem):
+        return lambda multipliers: p @ cast(problem.gain(multipliers))
     column, outer = (p @ cast(problem.ratio * problem.r))[:, None], bool(problem.v.any())
     own, shared = np.empty_like(p), np.empty_like(p)
     def scores(multipliers):
@@ -47,7 +50,8 @@ def sample_confusion(
     if target.ndim == 2:
         C = torch.zeros(m, m, dtype=torch.float64)
         return C.index_add_(0, predicted, target * weight[:, None]).T
-    return torch.zeros(m * m, dtype=torch.float64).index_add_(0, target * m + predicted, weight).view(m, m)
+    return (torch.zeros(m * m, dtype=torch.float64)
+        .index_add_(0, target * m + predicted, weight).view(m, m))
 
 # %% ../nbs/05_postshift.ipynb #0ea617f6
 def check_distributions(
@@ -65,7 +69,8 @@ def check_distributions(
         row = (~x.isfinite()).any(1).nonzero()[0].item()
         raise InputError(f'{what} hold nan or inf in row {row}; apply a softmax to finite scores')
     if (x >= 0).all() and ((x.sum(1) - 1).abs() <= 1e-2).all(): return x
-    raise InputError(f'{what} must be non-negative and sum to 1 in each row; apply a softmax to scores')
+    raise InputError(f'{what} must be non-negative and sum to 1 in each row; '
+        'apply a softmax to scores')
 
 # %% ../nbs/05_postshift.ipynb #0c7f4e29
 def _check_weight(sample_weight, n):
@@ -79,8 +84,10 @@ def _check_weight(sample_weight, n):
 def _check_sample(m, probabilities, target, sample_weight):
     "Probabilities, targets and weights that sum to 1, as tensors, or an error"
     p, target = check_distributions(probabilities, m), _tensor(target, 'target').cpu()
-    if target.ndim == 2 and target.shape[1] == 1: target = target[:, 0] # A data frame with one column
-    if len(target) != len(p): raise InputError(f'{len(p)} rows of probabilities for {len(target)} targets')
+    if target.ndim == 2 and target.shape[1] == 1: # A data frame with one column
+        target = target[:, 0]
+    if len(target) != len(p):
+        raise InputError(f'{len(p)} rows of probabilities for {len(target)} targets')
     if target.ndim == 2: target = check_distributions(target, m, 'target rows').double()
     else: target = _labels(target, m, 'target')
     return p, target, _check_weight(sample_weight, len(p))
@@ -95,7 +102,9 @@ class _Sample:
         self.complete = self.seen.all().item()
         self.known = ~self.values[1].isnan()
 
-    def confusion_of(self, labels): return sample_confusion(self.target, labels, self.weight, self.problem.m)
+    def confusion_of(self, labels):
+        return sample_confusion(self.target, labels, self.weight, self.problem.m)
+
     @property
     def confusion(self): return self.confusion_of(torch.from_numpy(self.scores.argmax(1)))
     @property
@@ -110,7 +119,8 @@ def shift(self:_Sample, multipliers):
 # %% ../nbs/05_postshift.ipynb #15d40d22
 @patch
 def _lowest(self:_Sample, gain):
-    "Per true class the least that an answer earns; how much more any class seen earns by its right answer"
+    """Per true class the least that an answer earns;
+    how much more any class seen earns by its right answer"""
     lowest = gain.amin(1)
     return lowest - 1e-9 * (gain.amax() - gain.amin()), (gain.diagonal() - lowest)[self.seen].amin()
 
@@ -119,7 +129,8 @@ def _hold_back(self:_Sample, multipliers):
     "Scores of classes nobody saw, under the gain of `without_boost`"
     lowest, right = self._lowest(self.problem.gain(multipliers))
     p, unseen = self.p.numpy(), (~self.seen).numpy()
-    self.scores[:, unseen] = (p @ lowest.numpy().astype(p.dtype))[:, None] + right.item() * p[:, unseen]
+    self.scores[:, unseen] = ((p @ lowest.numpy().astype(p.dtype))[:, None]
+        + right.item() * p[:, unseen])
 
 @patch
 def without_boost(self:_Sample, gain):
@@ -148,7 +159,8 @@ def _weighted_median(values, weight):
 
 # %% ../nbs/05_postshift.ipynb #d1e325b6
 def _typical_margin(problem, sample, domain, part):
-    "Median lead of the largest scores, as the change of a multiplier that makes up for it; for averages a sixth"
+    """Median lead of the largest scores, as the change of a multiplier that makes up for it;
+    for averages a sixth"""
     if domain == 'average': return 1 / 6
     second, top = np.partition(sample.scores, -2, axis=1)[:, -2:].astype(float).T
     margin = top - second
@@ -175,7 +187,8 @@ def _climb(game, sample, updates):
         _play(game, sample, last - first)
         late = [h['multipliers'] for h in game.history[(first + last) // 2 + 1:]]
         late = torch.stack([*late, game.multipliers])
-        middle = [late[:, part].log().mean(0).softmax(-1) if domain == 'simplex' else late[:, part].mean(0) for domain, part in parts]
+        middle = [late[:, part].log().mean(0).softmax(-1) if domain == 'simplex'
+            else late[:, part].mean(0) for domain, part in parts]
         game.multipliers = game.problem.neutral(torch.cat(middle), sample.known)
         sample.shift(game.multipliers)
     for trial in game.problem.variations(game.history[game.best]['multipliers']):
@@ -222,14 +235,16 @@ def post_shift(
     step_size=None, # omega, constant as in the paper (which has 1); None finds it
     iterations=1000, # Updates of the multipliers
     shrinkage=0., # 0: as fitted; 1: the model as it came
-    *, floor=None, # Smallest multiplier on the simplex; 1e-6 with a step size of one's own, else 1e-30
+    *,
+    floor=None, # Smallest multiplier on the simplex; 1e-6 with a step size of one's own, else 1e-30
     max_multiplier=10., # Largest multiplier of a constraint
     tolerance=1e-3 # Violation up to which a rule counts as feasible, see `Problem.slack`
 ): # (m, m) gain for `bayes_rule`, and the `SaddlePoint` with its history
     "Algorithm 3 for any problem: the gain whose rule is best on this sample, 'no shift' included"
     _check_options(problem, iterations, shrinkage)
     omega, smallest = (1., 1e-30) if step_size is None else (step_size, 1e-6)
-    game = SaddlePoint(problem, omega, floor=smallest if floor is None else floor, max_multiplier=max_multiplier, tolerance=tolerance)
+    game = SaddlePoint(problem, omega, floor=smallest if floor is None else floor,
+        max_multiplier=max_multiplier, tolerance=tolerance)
     sample = _Sample(problem, *_check_sample(problem.m, probabilities, target, sample_weight))
     run = _climb if step_size is None else _play
     run(game, sample, iterations)
@@ -243,33 +258,42 @@ def post_shift(
 
 # %% ../nbs/05_postshift.ipynb #75eaeef7
 class PostShiftClassifier(ClassifierMixin, BaseEstimator):
-    "Predict from probabilities with the gain that is best for a goal on held-out data (Algorithm 3)"
+    """Predict from probabilities with the gain that is best for a goal
+    on held-out data (Algorithm 3)"""
     def __init__(self,
-        problem=worst_case_recall, # Function of the class priors that returns a `Problem`, or a `Problem`
+        # Function of the class priors that returns a `Problem`, or a `Problem`
+        problem=worst_case_recall,
         *, priors=None, # (m,) training priors; those of `y` unless given
-        classes=None, # (m,) labels in the order of the columns; the sorted labels in `y` unless given
+        # (m,) labels in the order of the columns; the sorted labels in `y` unless given
+        classes=None,
         step_size=None, # omega, constant as in the paper (which has 1); None finds it
         iterations=1000, # Updates of the multipliers
         shrinkage=0., # 0: as fitted; 1: the model as it came
         floor=None, # Smallest multiplier on the simplex, see `post_shift`
         max_multiplier=10., # Largest multiplier of a constraint
         tolerance=1e-3, # Violation up to which a rule counts as feasible
-        cv=5, # Folds of the cross-fitted estimate, or a splitter as scikit-learn has them; None for none
+        # Folds of the cross-fitted estimate, or a splitter as scikit-learn has them; None for none
+        cv=5,
         random_state=0 # Of the folds
     ):
-        self.problem, self.priors, self.classes, self.step_size = problem, priors, classes, step_size
+        self.problem, self.priors, self.classes, self.step_size = (
+            problem, priors, classes, step_size)
         self.iterations, self.shrinkage, self.floor, self.cv = iterations, shrinkage, floor, cv
-        self.max_multiplier, self.tolerance, self.random_state = max_multiplier, tolerance, random_state
+        self.max_multiplier, self.tolerance, self.random_state = (
+            max_multiplier, tolerance, random_state)
 
     def fit(self, probabilities, y, sample_weight=None): # (n, m); (n,) labels; (n,) weights
         "Choose the gain on held-out probabilities and labels"
         p, y, w = self._check_fit(probabilities, y, sample_weight)
-        self.problem_ = problem_of(self.problem, self._class_shares(y, w) if self.priors is None else self.priors)
+        self.problem_ = problem_of(self.problem,
+            self._class_shares(y, w) if self.priors is None else self.priors)
         gain, self.reduction_ = self._fit(p, y, w)
         self.gain_ = gain.numpy()
         self.base_objective_, self.base_violations_ = self._evaluate(p.argmax(1), y, w)
         self.objective_, self.violations_ = self._evaluate(bayes_rule(p, gain), y, w)
-        if self.cv: self.cross_fitted_objective_, self.cross_fitted_violations_ = self._cross_evaluate(p, y, w)
+        if self.cv:
+            self.cross_fitted_objective_, self.cross_fitted_violations_ = (
+                self._cross_evaluate(p, y, w))
         return self
 
 # %% ../nbs/05_postshift.ipynb #e421bc5f
@@ -288,7 +312,8 @@ def _check_fit(self:PostShiftClassifier, probabilities, y, sample_weight):
     check_classification_targets(y)
     w = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     self.classes_ = np.unique(y) if self.classes is None else np.asarray(self.classes)
-    if len(self.classes_) < 2: raise ValueError('y holds one class; post-shift needs at least 2 classes')
+    if len(self.classes_) < 2:
+        raise ValueError('y holds one class; post-shift needs at least 2 classes')
     if unknown := set(np.unique(y)) - set(self.classes_):
         some = sorted(unknown)[:5]
         raise InputError(f'y holds labels that are not among classes: {some}')
@@ -310,7 +335,8 @@ def problem_of(
     "A goal as a `Problem` for these priors, or an error that says what to give"
     if isinstance(goal, Problem): return goal
     if not callable(goal):
-        given = repr(goal) if goal is None or isinstance(goal, str) else f'a {type(goal).__name__}' # An array takes several lines
+        given = (repr(goal) if goal is None or isinstance(goal, str)
+            else f'a {type(goal).__name__}') # An array takes several lines
         raise InputError(f'{what} is {given}; '
             'give a function of the priors, such as worst_case_recall, or a Problem')
     try: problem = goal(priors)
@@ -335,7 +361,8 @@ def _evaluate(self:PostShiftClassifier, predicted, y, w):
 @patch
 def _folds(self:PostShiftClassifier, p, y):
     "(rest, fold) pairs, each row in one fold"
-    if isinstance(self.cv, int): cv = KFold(min(self.cv, len(y)), shuffle=True, random_state=self.random_state)
+    if isinstance(self.cv, int):
+        cv = KFold(min(self.cv, len(y)), shuffle=True, random_state=self.random_state)
     else: cv = check_cv(self.cv)
     pairs = list(cv.split(p, y))
     held_out = np.sort(np.concatenate([fold for _, fold in pairs]))
@@ -347,7 +374,8 @@ def _cross_evaluate(self:PostShiftClassifier, p, y, w):
     "Value of predictions, each by a gain that has not seen the example"
     predicted = torch.zeros_like(y)
     for rest, fold in self._folds(p, y):
-        if w[rest].sum() > 0: predicted[fold] = bayes_rule(p[fold], self._fit(p[rest], y[rest], w[rest])[0])
+        if w[rest].sum() > 0:
+            predicted[fold] = bayes_rule(p[fold], self._fit(p[rest], y[rest], w[rest])[0])
         else: predicted[fold] = p[fold].argmax(1)
     return self._evaluate(predicted, y, w)
 
@@ -362,8 +390,12 @@ def predict(self:PostShiftClassifier, probabilities): # (n, m) -> (n,) labels
 
 # %% ../nbs/05_postshift.ipynb #cb3a4e54
 @patch
-def predict_proba(self:PostShiftClassifier, probabilities): # (n, m) -> (n, m) shares, whose argmax is `predict`
-    "What each label is expected to earn under the gain, as a share of the sum; the probabilities themselves if nothing is shifted"
+def predict_proba(
+    self:PostShiftClassifier,
+    probabilities # (n, m) -> (n, m) shares, whose argmax is `predict`
+):
+    """What each label is expected to earn under the gain, as a share of the sum;
+    the probabilities themselves if nothing is shifted"""
     check_is_fitted(self)
     X = validate_data(self, probabilities, dtype=[np.float64, np.float32], reset=False)
     p = check_distributions(self._columns(X), len(self.classes_)).double()

@@ -44,8 +44,9 @@ def _state_dict(path):
     try: found = torch.load(path, map_location='cpu', weights_only=True)
     except pickle.UnpicklingError as e:
         wrong = 'are damaged; fetch them again'
-        if 'global' in str(e).lower(): wrong = ('hold more than tensors, which may run code when it is '
-            'opened, so they are refused; save their state_dict() with safetensors')
+        if 'global' in str(e).lower():
+            wrong = ('hold more than tensors, which may run code when it is opened, '
+                'so they are refused; save their state_dict() with safetensors')
         raise InputError(f'weights {path} {wrong}') from None
     except Exception as e:
         raise InputError(f'weights {path} cannot be read ({_told(e)}); '

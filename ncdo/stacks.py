@@ -7,7 +7,8 @@ __all__ = ['PIXELS', 'AS_WRITTEN', 'ROOMY', 'pick_device', 'Result', 'Stack', 'c
            'can_compile', 'has_bfloat16', 'gpu_memory', 'Recorder', 'fit', 'results_of']
 
 # %% ../nbs/04b_stacks.ipynb #396eefe4
-import contextlib, dataclasses, importlib.util, math, os, shutil, time, torch, torch.nn.functional as F, warnings
+import contextlib, dataclasses, importlib.util, math, os, shutil, time, torch, warnings
+import torch.nn.functional as F
 from fastcore.basics import patch
 from pathlib import Path
 from .common import write_atomically
@@ -19,11 +20,13 @@ from .reductions import SaddlePoint
 from .training import Goals, Images, Weights
 
 # %% ../nbs/04b_stacks.ipynb #c35c89e9
-def pick_device(device=None): return torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+def pick_device(device=None):
+    return torch.device(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
 
 @dataclasses.dataclass
 class Result:
-    "What a run leaves: scores on the three parts, a history, and the reduction with its multipliers"
+    """What a run leaves: scores on the three parts, a history,
+    and the reduction with its multipliers"""
     train: torch.Tensor # (n, m) scores
     validation: torch.Tensor
     test: torch.Tensor
@@ -45,8 +48,10 @@ class Stack:
         fast=None, # Compile, record, compute in bfloat16? On a GPU, unless told otherwise
         start=None # Trained weights to start from, see `Start`
     ):
-        self.members, self.recipe, self.device, self.dtype, self.step = members, recipe, pick_device(device), dtype, 0
-        self.born, self.spent = time.time(), 0. # Seconds spent before the checkpoint it went on from
+        self.members, self.recipe, self.device, self.dtype, self.step = (
+            members, recipe, pick_device(device), dtype, 0)
+        # Seconds spent before the checkpoint it went on from
+        self.born, self.spent = time.time(), 0.
         fast = self.device.type == 'cuda' and can_compile() if fast is None else fast
         check_members(members, recipe)
         self.source = model_source(model)
@@ -55,7 +60,8 @@ class Stack:
         updates = -(-recipe.steps // recipe.update_every)
         self.goals = Goals(members, updates, self.device, dtype, check=not fast)
         self.clock = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.broken = torch.full((len(members),), -1, device=self.device) # First step whose loss was not finite
+        # First step whose loss was not finite
+        self.broken = torch.full((len(members),), -1, device=self.device)
         self.half = fast and dtype == torch.float32 and has_bfloat16()
         self.teams = teams_of(members, self.device)
         self.seen = self._nothing_seen() if recipe.rolling > 1 else None
@@ -83,9 +89,11 @@ def check_members(members, recipe): # List of `Member`; `Recipe`
     n, size = len(data.train), recipe.batch_size
     if size > n: raise InputError(f'batch size {size} exceeds the {n} training {data.things}')
     if any(m.recipe and m.recipe.pace != recipe.pace for m in members):
-        raise InputError('members of a stack must agree in steps, batch size, augmentation and the period of updates')
+        raise InputError('members of a stack must agree in steps, batch size, '
+            'augmentation and the period of updates')
     if recipe.rolling > len(data.validation):
-        raise InputError(f'rolling is {recipe.rolling}, but there are {len(data.validation)} validation {data.things}')
+        raise InputError(f'rolling is {recipe.rolling}, '
+            f'but there are {len(data.validation)} validation {data.things}')
     for m in members: m.tables(m.problem.gain(m.problem.example()), m.priors)
 
 # %% ../nbs/04b_stacks.ipynb #5df40268
@@ -105,7 +113,8 @@ def _train(self:Stack):
     losses = self.goals.losses(scores, target)
     self.weights.move(losses.sum(), self.clock)
     with torch.no_grad():
-        self.broken.copy_(torch.where((self.broken < 0) & ~losses.isfinite(), self.clock, self.broken))
+        self.broken.copy_(torch.where(
+            (self.broken < 0) & ~losses.isfinite(), self.clock, self.broken))
         self.clock.add_(1)
 
 # %% ../nbs/04b_stacks.ipynb #8aa78a8f
@@ -134,10 +143,12 @@ def _measure_part_and_move(self:Stack):
 def in_parts(self:Stack, each): # (K, n), for each validation image
     "(rolling, K, images of a part); the first image fills up the last part"
     parts = self.recipe.rolling
-    return F.pad(each, (0, -each.shape[1] % parts)).unflatten(1, (-1, parts)).permute(2, 0, 1).contiguous()
+    return (F.pad(each, (0, -each.shape[1] % parts)).unflatten(1, (-1, parts))
+        .permute(2, 0, 1).contiguous())
 
 @patch
-def _nothing_seen(self:Stack): return torch.zeros_like(self.in_parts(self.images.parts['validation']))
+def _nothing_seen(self:Stack):
+    return torch.zeros_like(self.in_parts(self.images.parts['validation']))
 
 # %% ../nbs/04b_stacks.ipynb #b6048973
 @patch
@@ -155,8 +166,9 @@ def look_for_nan(self:Stack):
     "Stop if a loss has not been finite; waits for the device"
     if (first := self.broken.tolist()) == [-1] * len(first): return
     k, step = next((k, t) for k, t in enumerate(first) if t >= 0)
-    raise InputError(f'training diverged at step {step} (the loss of member {k}, seed {self.members[k].seed}, '
-        'is not finite); lower the learning rate or step size')
+    raise InputError(f'training diverged at step {step} '
+        f'(the loss of member {k}, seed {self.members[k].seed}, is not finite); '
+        'lower the learning rate or step size')
 
 # %% ../nbs/04b_stacks.ipynb #c8025526
 @patch
@@ -186,7 +198,8 @@ def confusion(self:Stack, part):
 def teams_of(members, device): # List of `Member`; torch device
     "Places of the members of each team"
     teams = dict.fromkeys(m.team for m in members if m.team is not None)
-    return [torch.tensor([k for k, m in enumerate(members) if m.team == t], device=device) for t in teams]
+    return [torch.tensor([k for k, m in enumerate(members) if m.team == t], device=device)
+        for t in teams]
 
 @patch
 def predicted(self:Stack, index): # (K, n) into the pool
@@ -214,7 +227,8 @@ def gpu_memory(device): # Bytes
     return torch.cuda.get_device_properties(device).total_memory
 
 # %% ../nbs/04b_stacks.ipynb #c86e5a4a
-PIXELS = 2500 * 24 * 32 ** 2 # Measured at a time on a GPU: of 24 runs, on half of CIFAR's validation images
+# Measured at a time on a GPU: of 24 runs, on half of CIFAR's validation images
+PIXELS = 2500 * 24 * 32 ** 2
 AS_WRITTEN = 'import', 'timm' # Networks that are neither compiled nor recorded
 ROOMY = 40e9 # Bytes of a GPU's memory from which on that many fit
 
@@ -226,7 +240,8 @@ class Recorder:
 
     def _compile(self):
         "Compile the parts that fuse"
-        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
+        config = torch._dynamo.config
+        config.recompile_limit = config.accumulated_recompile_limit = 1000
         images, weights = self.stack.images, self.stack.weights
         for part, name in ((images, 'look_up'), (images, 'look_up_changed'), (weights, 'descend')):
             setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
@@ -248,7 +263,8 @@ class Recorder:
         "Call it, or replay its recording"
         if not self.fast or self.stack.source in AS_WRITTEN: return function()
         with torch.cuda.device(self.stack.device):
-            if function.__name__ not in self.graphs: self.graphs[function.__name__] = self.record(function)
+            if function.__name__ not in self.graphs:
+                self.graphs[function.__name__] = self.record(function)
             self.graphs[function.__name__].replay()
 
 # %% ../nbs/04b_stacks.ipynb #627a52b7
@@ -264,7 +280,8 @@ def record(self:Recorder, function):
             self.stack.restore(before)
     torch.cuda.current_stream().wait_stream(rehearsal)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=rehearsal), torch.backends.cudnn.flags(enabled=True, benchmark=True): function()
+    with (torch.cuda.graph(graph, stream=rehearsal),
+        torch.backends.cudnn.flags(enabled=True, benchmark=True)): function()
     return graph
 
 # %% ../nbs/04b_stacks.ipynb #6d42a5f3
@@ -290,14 +307,16 @@ def save(self:Stack, path, name=''): # File to write; what this stack is, compar
     from safetensors.torch import save
     self.look_for_nan()
     facts = dict(name=name, step=str(self.step), seconds=str(self.spent + time.time() - self.born))
-    write_atomically(path, save({k: v.detach().cpu().contiguous().clone() for k, v in self.state().items()}, facts))
+    write_atomically(path, save(
+        {k: v.detach().cpu().contiguous().clone() for k, v in self.state().items()}, facts))
 
 @patch
 def load(self:Stack, path, name=''):
     "Go on from a checkpoint"
     from safetensors import SafetensorError, safe_open
     try:
-        with safe_open(path, 'pt') as f: tensors, meta = {k: f.get_tensor(k) for k in f.keys()}, f.metadata() or {}
+        with safe_open(path, 'pt') as f:
+            tensors, meta = {k: f.get_tensor(k) for k in f.keys()}, f.metadata() or {}
     except OSError as e:
         raise InputError(f'checkpoint {path} cannot be read ({e.strerror or e}); '
             'mend its permissions, or the disk') from None
@@ -308,7 +327,8 @@ def load(self:Stack, path, name=''):
         raise InputError(f"checkpoint {path} is of another run ({meta.get('name')}); "
             'remove it, or give another folder')
     if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in self.state().items()}:
-        raise InputError(f'checkpoint {path} was written by another version of ncdo; remove it to start afresh')
+        raise InputError(f'checkpoint {path} was written by another version of ncdo; '
+            'remove it to start afresh')
     self.restore(tensors)
     self.step, self.spent = int(meta['step']), float(meta.get('seconds', 0))
 
@@ -342,7 +362,8 @@ def results_of(stack): # `Stack` at the end of its recipe
     "One `Result` for each member"
     K, parts = len(stack.members), ('train', 'validation', 'test')
     scores = {p: stack.scores(stack.images.parts[p]).float().cpu() for p in parts}
-    chunks = {n: v.chunk(K) if v.ndim else [v] * K for n, v in stack.weights.net.state_dict().items()}
+    chunks = {n: v.chunk(K) if v.ndim else [v] * K
+        for n, v in stack.weights.net.state_dict().items()}
     weights = [{n: c[k].cpu().clone() for n, c in chunks.items()} for k in range(K)]
     goals, every = stack.goals, stack.recipe.update_every
     moments = lambda k: {n: getattr(stack.images, n)[k].flatten().cpu() for n in ('mean', 'std')}

@@ -31,16 +31,23 @@ class Recipe:
     momentum: float = option(.9, 'of SGD', 'share')
     nesterov: bool = option(True, "Nesterov's momentum", 'flag')
     weight_decay: float = option(5e-4, 'L2 penalty', 'nonnegative')
-    decay_kernels_only: bool = option(False, 'spare biases and normalisation from weight decay', 'flag')
+    decay_kernels_only: bool = option(False,
+        'spare biases and normalisation from weight decay', 'flag')
     warmup: float = option(.05, 'share of the steps during which the rate rises linearly', 'share')
-    milestones: tuple = (.6, .85) # Shares of the steps after which the rate is multiplied by `decay`
+    # Shares of the steps after which the rate is multiplied by `decay`
+    milestones: tuple = (.6, .85)
     decay: float = option(.1, 'factor on the rate at each milestone', 'positive')
-    augment: str = option(False, 'none; crop-flip: pad an eighth of the side, crop at random, flip; '
+    augment: str = option(False,
+        'none; crop-flip: pad an eighth of the side, crop at random, flip; '
         'trivial: and then TrivialAugment', 'augment')
     update_every: int = option(3, 'steps between updates of the multipliers', 'count')
-    rolling: int = option(1, 'parts of the validation sample, of which an update measures one and keeps the others as last seen', 'count')
-    transform: str = option('', 'what changes each batch of images and labels: names joined by +', 'text')
-    mixup: float = option(0., 'alpha of mixup, which blends images and labels in pairs; 0: none', 'nonnegative')
+    rolling: int = option(1,
+        'parts of the validation sample, of which an update measures one '
+        'and keeps the others as last seen', 'count')
+    transform: str = option('',
+        'what changes each batch of images and labels: names joined by +', 'text')
+    mixup: float = option(0.,
+        'alpha of mixup, which blends images and labels in pairs; 0: none', 'nonnegative')
 
     def __post_init__(self):
         named = isinstance(self.augment, str)
@@ -70,7 +77,8 @@ class Recipe:
     def rate(self, step):
         "Learning rate at a step, counted from 0"
         warm = min(1, (step + 1) / max(1, self.warmup * self.steps))
-        return self.learning_rate * warm * self.decay ** sum(step >= m * self.steps for m in self.milestones)
+        return (self.learning_rate * warm
+            * self.decay ** sum(step >= m * self.steps for m in self.milestones))
 
 # %% ../nbs/04a_training.ipynb #94148295
 def draw_order(
@@ -83,7 +91,8 @@ def draw_order(
     g = torch.Generator().manual_seed(seed)
     wanted = recipe.steps * recipe.batch_size
     epochs, shape = -(-wanted // len(train)), (recipe.steps, recipe.batch_size)
-    order = torch.cat([train[torch.randperm(len(train), generator=g)] for _ in range(epochs)])[:wanted]
+    order = torch.cat([train[torch.randperm(len(train), generator=g)]
+        for _ in range(epochs)])[:wanted]
     if not recipe.augment: return order.view(shape), None
     offsets = torch.randint(0, 2 * border + 1, (*shape, 2), generator=g, dtype=torch.uint8)
     flips = torch.randint(0, 2, (*shape, 1), generator=g, dtype=torch.uint8)
@@ -102,11 +111,15 @@ def crop_and_flip(
     rows = dy[..., None] + torch.arange(h, device=dy.device)
     columns = torch.arange(w, device=dy.device)
     columns = dx[..., None] + torch.where(flip[..., None] > 0, w - 1 - columns, columns)
-    crop = padded.permute(0, 2, 3, 1)[index[..., None, None], rows[..., :, None], columns[..., None, :]]
+    crop = padded.permute(0, 2, 3, 1)[
+        index[..., None, None], rows[..., :, None], columns[..., None, :]]
     return crop.movedim(-1, -3)
 
 # %% ../nbs/04a_training.ipynb #0d0f5b29
-def look_up(pool, index, chance, mean, std, border): # mean, std (K, 1, c, 1, 1); border, the width of the padding
+def look_up(
+    pool, index, chance,
+    mean, std, border # mean, std (K, 1, c, 1, 1); border, the width of the padding
+):
     "(K, n, c, h, w) images of the pool, cropped at random if `chance` says where, and normalised"
     h, w = pool.shape[-2:]
     if chance is not None: x = crop_and_flip(pool, index, chance, border)
@@ -152,10 +165,14 @@ class Images:
 
 # %% ../nbs/04a_training.ipynb #673fc76b
 @patch(as_prop=True)
-def size(self:Images): return [s - 2 * self.border for s in self.pool.shape[-2:]] # Height and width of an image
+def size(self:Images): # Height and width of an image
+    return [s - 2 * self.border for s in self.pool.shape[-2:]]
 
 @patch
-def take(self:Images, index, chance=None): # (K, n) into the pool; (K, n, 3) crops and flips -> (K, n, c, h, w)
+def take(
+    self:Images,
+    index, chance=None # (K, n) into the pool; (K, n, 3) crops and flips -> (K, n, c, h, w)
+):
     return self.look_up(self.pool, index, chance, self.mean, self.std, self.border)
 
 # %% ../nbs/04a_training.ipynb #dc04ab94
@@ -187,14 +204,16 @@ def _place_labels(self:Images, members, dtype):
 # %% ../nbs/04a_training.ipynb #795bde16
 @patch
 def _place_transforms(self:Images, members, recipe):
-    "The chance of every transform, member and step; what brings pixels to [0, 1], and classes to rows"
+    """The chance of every transform, member and step;
+    what brings pixels to [0, 1], and classes to rows"""
     def drawn(m):
         g = torch.Generator().manual_seed(2 ** 62 + m.seed) # Not that of the order
         return [t.draw(g, recipe.steps, recipe.batch_size) for t in recipe.transforms]
     place = lambda chances: [torch.stack(c, 1).to(self.pool.device) for c in zip(*chances)]
     self.draws = [place(chances) for chances in zip(*[drawn(m) for m in members])]
     data = members[0].data
-    white = 1 if data.feature_names else source_of(data.name).white # Rows of a table stay as they are
+    white = (1 if data.feature_names # Rows of a table stay as they are
+        else source_of(data.name).white)
     self.black, self.white = torch.zeros_like(self.mean), torch.full_like(self.std, white)
     self.rows = torch.eye(data.num_classes, dtype=self.mean.dtype, device=self.pool.device)
 
@@ -233,28 +252,36 @@ class Member:
     loss: str # 'cross-entropy', a kind of `CostSensitiveLoss`, or 'hybrid-distilled'
     seed: int = 0
     step_size: float = .1 # omega
-    labels: object = None # (n, m) teacher labels of what it learns from, in its order; hard labels unless given
+    # (n, m) teacher labels of what it learns from, in its order; hard labels unless given
+    labels: object = None
     gamma: float = .1 # Of the distilled loss
     recipe: Recipe = None # Its own rates, momentum and weight decay; the stack's unless given
     max_multiplier: float = 10. # See `SaddlePoint`
     tolerance: float = 1e-3 # See `SaddlePoint`
-    team: object = None # Members with an equal one share their multipliers, and are measured as an ensemble
-    views: object = None # (n,) places in the pool of what it learns from; the training sample unless given
+    # Members with an equal one share their multipliers, and are measured as an ensemble
+    team: object = None
+    # (n,) places in the pool of what it learns from; the training sample unless given
+    views: object = None
 
     @property
     def places(self): return self.data.train if self.views is None else self.views
 
     @functools.cached_property
-    def priors(self): return self.data.priors if self.labels is None else teacher_priors(self.labels)
+    def priors(self):
+        return self.data.priors if self.labels is None else teacher_priors(self.labels)
 
     @functools.cached_property
     def kind(self):
-        "Its loss; 'auto' is resolved by what the gain looks like once every multiplier is positive, and is 'pairwise' for ratios"
+        """Its loss; 'auto' is resolved by what the gain looks like
+        once every multiplier is positive, and is 'pairwise' for ratios"""
         if self.loss != 'auto': return self.loss
         if not self.problem.concave: return 'pairwise'
-        return 'logit-adjusted' if is_diagonal(self.problem.gain(self.problem.example())) else 'hybrid-b'
+        return ('logit-adjusted' if is_diagonal(self.problem.gain(self.problem.example()))
+            else 'hybrid-b')
 
-    def tables(self, gain, priors, check=True): # (m, m); (m,); name a gain that does not fit the loss?
+    def tables(self,
+        gain, priors, check=True # (m, m); (m,); name a gain that does not fit the loss?
+    ):
         "What its loss takes beside scores and labels"
         return kind_of(self.kind).tables(gain, priors=priors, gamma=self.gamma, check=check)
 
@@ -271,14 +298,17 @@ def draw_views(
     _check_room(count, 2 * n * data.x[0].nbytes) # Once more where they are joined
     size = min(256, len(data.train))
     recipe = dataclasses.replace(recipe, steps=-(-n // size), batch_size=size)
-    images = Images([Member(data, None, 'cross-entropy', seed)], recipe, torch.device(device), torch.float32)
-    images.mean, images.std = torch.zeros_like(images.mean), torch.ones_like(images.std) # Pixels as they are
+    images = Images([Member(data, None, 'cross-entropy', seed)], recipe,
+        torch.device(device), torch.float32)
+    # Pixels as they are
+    images.mean, images.std = torch.zeros_like(images.mean), torch.ones_like(images.std)
     clock = torch.arange(recipe.steps, device=device)
     batches = [_like(data.x, images.batch(t)[0][0]).cpu() for t in clock.split(1)]
     return torch.cat(batches)[:n], images.order.flatten()[:n].cpu()
 
 def _check_room(count, needed): # Views of each image; bytes
-    there = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') if hasattr(os, 'sysconf') else needed
+    there = (os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+        if hasattr(os, 'sysconf') else needed)
     if needed > there:
         raise InputError(f'views is {count}, which take {needed / 1e9:.0f} GB of memory; '
             f'there are {there / 1e9:.0f}, so give fewer')
@@ -317,32 +347,42 @@ class Weights:
         self.momentum, self.descend = torch.zeros_like(self.vector), descend
         owner = torch.cat([torch.arange(K).repeat_interleave(n // K) for n in sizes]).to(device)
         is_kernel = [float(p.ndim > 1 and name.endswith('weight')) for name, p in named]
-        kernels = torch.cat([torch.full((n,), k) for n, k in zip(sizes, is_kernel)]).to(device, dtype)
+        kernels = (torch.cat([torch.full((n,), k) for n, k in zip(sizes, is_kernel)])
+            .to(device, dtype))
         self._place_rates(recipes, owner, kernels)
 
 # %% ../nbs/04a_training.ipynb #e6a7eac1
 @patch
-def _place_rates(self:Weights, recipes, owner, kernels): # Of each member; (weights,) whose; (weights,) 1 for kernels
-    "Momentum, decay and the rates of all steps: one number where members agree, or else one for each weight"
+def _place_rates(
+    self:Weights,
+    recipes, owner, kernels # Of each member; (weights,) whose; (weights,) 1 for kernels
+):
+    """Momentum, decay and the rates of all steps:
+    one number where members agree, or else one for each weight"""
     def spread(values):
         values = torch.tensor(values, dtype=kernels.dtype, device=kernels.device)
         return values[0] if (values == values[0]).all() else values[owner]
     self.inertia = spread([r.momentum for r in recipes])
     self.nesterov = spread([float(r.nesterov) for r in recipes])
     spared = spread([float(r.decay_kernels_only) for r in recipes])
-    self.decay = spread([r.weight_decay for r in recipes]) * (1 - spared * (1 - kernels) if spared.any() else 1)
+    self.decay = (spread([r.weight_decay for r in recipes])
+        * (1 - spared * (1 - kernels) if spared.any() else 1))
     rates = {r: [r.rate(t) for t in range(r.steps)] for r in set(recipes)}
     each = [rates[r] for r in (recipes if len(rates) > 1 else recipes[:1])]
     self.rates = torch.tensor(each, dtype=kernels.dtype, device=kernels.device).T.contiguous()
     self.owner = owner if len(rates) > 1 else torch.zeros_like(owner[:1])
 
 @patch
-def move(self:Weights, loss, step): # Scalar, the sum of the members' losses; (1,) tensor on the device
+def move(
+    self:Weights,
+    loss, step # Scalar, the sum of the members' losses; (1,) tensor on the device
+):
     "One step of SGD for every member"
     grads = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
     with torch.no_grad():
         rate = self.rates.index_select(0, step)[0].index_select(0, self.owner)
-        grads, how = torch.cat([g.flatten() for g in grads]), (rate, self.inertia, self.nesterov, self.decay)
+        grads, how = (torch.cat([g.flatten() for g in grads]),
+            (rate, self.inertia, self.nesterov, self.decay))
         self.descend(self.vector, self.momentum, grads, *how)
 
 # %% ../nbs/04a_training.ipynb #e819070d
@@ -389,7 +429,8 @@ def _tables(self:Goals, k):
 def set_tables(self:Goals):
     "Loss tables from the multipliers, in place"
     for _, where, _, tables in self.families:
-        for old, new in zip(tables, zip(*[self._tables(k) for k in where])): old.copy_(torch.stack(new))
+        for old, new in zip(tables, zip(*[self._tables(k) for k in where])):
+            old.copy_(torch.stack(new))
 
 # %% ../nbs/04a_training.ipynb #7431b25d
 @patch
@@ -409,7 +450,8 @@ def move(self:Goals, confusions): # (K, m, m) on validation data
     "Log what was measured, move every member's multipliers, take over the new gains"
     for k, (member, problem, C) in enumerate(zip(self.members, self.problems, confusions)):
         if not problem.k: continue
-        measured = problem.evaluate(C) if self.check else problem._evaluate(C) # To check is to wait for the device
+        # To check is to wait for the device
+        measured = problem.evaluate(C) if self.check else problem._evaluate(C)
         where = problem, self.multipliers[k], measured, member.step_size, self.tick == 0
         row, new = lambda_step(*where, max_multiplier=member.max_multiplier)
         row |= dict(recall=recall(C), coverage=coverage(C))
@@ -425,8 +467,11 @@ def reduction(self:Goals, k): # Member
     member, log, done = self.members[k], self.log[k], int(self.tick)
     bounds = dict(max_multiplier=member.max_multiplier, tolerance=member.tolerance)
     r, past = SaddlePoint(member.problem, member.step_size, **bounds), {}
-    if log and done: past = {f'history.{n}': log[n][:done].cpu() for n in ('multipliers', 'objective', 'violations')}
-    r.load_state_dict(dict(multipliers=self.multipliers[k].cpu().clone(), best=torch.tensor(-1), **past))
+    if log and done:
+        past = {f'history.{n}': log[n][:done].cpu()
+            for n in ('multipliers', 'objective', 'violations')}
+    r.load_state_dict(dict(multipliers=self.multipliers[k].cpu().clone(),
+        best=torch.tensor(-1), **past))
     r.choose_best()
     return r
 
@@ -441,4 +486,5 @@ def history(self:Goals, k, every): # Member; steps between updates
 def state(self:Goals):
     "Every tensor that an update changes, by name; the tables follow from the multipliers"
     logs = {f'log.{k}.{n}': v for k, log in enumerate(self.log) for n, v in log.items()}
-    return dict(tick=self.tick, **{f'multipliers.{k}': v for k, v in enumerate(self.multipliers)}, **logs)
+    return dict(tick=self.tick,
+        **{f'multipliers.{k}': v for k, v in enumerate(self.multipliers)}, **logs)
