@@ -139,6 +139,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                              'ncdo.common._whole': ('common.html#_whole', 'ncdo/common.py'),
                              'ncdo.common.check_fields': ('common.html#check_fields', 'ncdo/common.py'),
                              'ncdo.common.check_value': ('common.html#check_value', 'ncdo/common.py'),
+                             'ncdo.common.comments_behind': ('common.html#comments_behind', 'ncdo/common.py'),
                              'ncdo.common.documented': ('common.html#documented', 'ncdo/common.py'),
                              'ncdo.common.lighten': ('common.html#lighten', 'ncdo/common.py'),
                              'ncdo.common.lighter': ('common.html#lighter', 'ncdo/common.py'),

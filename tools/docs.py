@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
 import math_core
-from fastcore.docments import docments
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from markdown_it import MarkdownIt
@@ -17,6 +16,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
+from ncdo.common import comments_behind
 
 ROOT = Path(__file__).resolve().parent.parent
 FONT = Path(find_spec('ziamath').origin).parent / 'fonts/STIXTwoMath-Regular.ttf' # The package is there for its font alone
@@ -138,21 +138,28 @@ def prose(text):
     parts = re.split(r'(`[^`]*`)', text)
     return ''.join(p if p.startswith('`') else re.sub(r'([$|*_[])', r'\\\1', html.escape(p, quote=False)) for p in parts)
 
-def parameters(x): # -> {name: (Parameter, text)}, what it returns
-    "Texts from the comments behind parameters, a docstring's section, a field's or an option's own text"
-    try: given, texts = inspect.signature(x).parameters, docments(x, full=True)
-    except (TypeError, ValueError): return {}, None
-    fields = {f.name: f.metadata.get('text') for f in dataclasses.fields(x)} if dataclasses.is_dataclass(x) else {}
-    option = lambda p: next((o.help for o in getattr(p.annotation, '__metadata__', ()) if hasattr(o, 'help')), None)
-    text = lambda p: fields.get(p.name) or option(p) or texts.get(p.name, {}).get('docment') or ''
-    rows = {n: text(p) for n, p in given.items() if n != 'self'}
-    parts = ''.join(rows.values()).split('; ')
-    if len(parts) == len(rows) and sum(map(bool, rows.values())) == 1: rows = dict(zip(rows, parts))  # One comment for all
-    return {n: (given[n], t) for n, t in rows.items()}, texts.get('return', {}).get('docment')
+def given_to(x): # -> its parameters, but for self
+    try: return [p for p in inspect.signature(x).parameters.values() if p.name != 'self']
+    except (TypeError, ValueError): return []
 
-def signature(name, given):
-    plain = [p.replace(annotation=p.empty) for p, _ in given.values()]
-    line = name + str(inspect.Signature(plain))
+def parameters(x): # -> [(names, text)], what it returns
+    "Texts from the comments behind parameters, or a field's or an option's own text"
+    rows, returns = comments_behind(x)
+    own = {f.name: f.metadata.get('text') for f in dataclasses.fields(x)} if dataclasses.is_dataclass(x) else {}
+    for p in given_to(x):
+        for option in (p.default, *getattr(p.annotation, '__metadata__', ())): own[p.name] = own.get(p.name) or getattr(option, 'help', None)
+    return rows + [(name, text) for name, text in own.items() if text], returns
+
+class Dots:
+    "A default that has no short form"
+    def __repr__(self): return '…'
+
+def signature(name, x):
+    "Without annotations; an option's default, not the option; no addresses"
+    def plain(p):
+        default = getattr(p.default, 'default', p.default)
+        return p.replace(annotation=p.empty, default=Dots() if ' at 0x' in repr(default) else default)
+    line = name + str(inspect.Signature(map(plain, given_to(x))))
     return '\n'.join(textwrap.wrap(line, 88, subsequent_indent=' ' * (len(name) + 1), break_long_words=False))
 
 def described(x, name, level, comment=''):
@@ -164,12 +171,12 @@ def described(x, name, level, comment=''):
         return f'{head}\n\n{prose(comment)}\n\n' + fence(f'{short} = {value}', 'python')
     given, returns = parameters(x)
     text, *sections = re.split(r'(?m)^([A-Z]\w+)\n-{3,}\n', inspect.getdoc(x) or '')
-    more = [f'**{t}**\n\n{prose(textwrap.dedent(b))}' for t, b in zip(sections[::2], sections[1::2]) if t != 'Parameters']
-    rows = [(f'`{n}`', t) for n, (_, t) in given.items() if t] + [('returns', returns)] * bool(returns)
+    more = [f'**{t}**\n\n{prose(textwrap.dedent(b))}' for t, b in zip(sections[::2], sections[1::2]) if t not in ('Parameters', 'Returns')]
+    rows = [(', '.join(f'`{n}`' for n in names.split(', ')), t) for names, t in given] + [('returns', returns)] * bool(returns)
     table = '\n'.join(['| | |', '|---|---|', *(f"| {n} | {prose(' '.join(t.split()))} |" for n, t in rows)]) if rows else ''
     own = [] if not isinstance(x, type) else [(n, getattr(m, '__func__', m)) for n, m in vars(x).items() if not n.startswith('_')]
     methods = [described(m, f'{name}.{n}', level + 1) for n, m in own if isinstance(m, property) or inspect.isfunction(m)]
-    return '\n\n'.join(filter(None, [head, fence(signature(short, given), 'python'), prose(text.strip()), table, *more, *methods]))
+    return '\n\n'.join(filter(None, [head, fence(signature(short, x), 'python'), prose(text.strip()), table, *more, *methods]))
 
 def module_page(name, chapter):
     module = importlib.import_module(f'ncdo.{name}')
@@ -184,7 +191,7 @@ def public_names(): # -> {name: module} of what `from ncdo import` gives
 
 def api_page(modules):
     import ncdo
-    first = lambda x: prose((x.__doc__ or '').strip().partition('\n')[0])
+    first = lambda x: prose(' '.join((x.__doc__ or '').strip().partition('\n\n')[0].split()))
     rows = [f'| [`{n}`]({m}.md#{n.lower()}) | {first(getattr(ncdo, n))} |' for n, m in public_names().items()]
     rooms = [f"| [`ncdo.{m}`]({m}.md) | {first(importlib.import_module(f'ncdo.{m}'))} |" for m in modules]
     table = ['', '| | |', '|---|---|']

@@ -109,6 +109,16 @@ def test_every_public_name_has_its_entry(pages):
         for text in re.findall(r'(?m)^\w+(?: : .*)?\n    (.+)$', inspect.getdoc(x) or ''): assert text.replace('`', '').split(';')[0] in page.text, (name, text)
 
 
+def test_api_pages_say_what_comes_out_and_show_no_address(pages):
+    "Of every function whose signature says so in a comment; and no object by its place in memory"
+    for path in sorted((ROOT / 'ncdo').glob('[!_]*.py')):
+        page, module = pages[f'api/{path.stem}.html'], importlib.import_module(f'ncdo.{path.stem}')
+        assert ' at 0x' not in page.text, path.name
+        for name in (n for n in module.__all__ if inspect.isfunction(getattr(module, n))):
+            said = re.findall(r'(?m)^\): # (.+)$', inspect.getsource(getattr(module, name)))
+            for text in said[:1]: assert text.replace('`', '') in page.text, (name, text)
+
+
 def test_nothing_comes_from_elsewhere(site, pages):
     for name, page in pages.items():
         assert not re.findall(r'<(?:script|img|iframe|source|video)\b[^>]*?\bsrc="?(?:https?:)?//[^">\s]*', page.html), name
