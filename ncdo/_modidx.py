@@ -868,6 +868,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'ncdo.studies.draw_study': ('studies.html#draw_study', 'ncdo/studies.py'),
                               'ncdo.studies.ensembles_of': ('studies.html#ensembles_of', 'ncdo/studies.py'),
                               'ncdo.studies.figure1_specs': ('studies.html#figure1_specs', 'ncdo/studies.py'),
+                              'ncdo.studies.full_length_specs': ('studies.html#full_length_specs', 'ncdo/studies.py'),
                               'ncdo.studies.goal_specs': ('studies.html#goal_specs', 'ncdo/studies.py'),
                               'ncdo.studies.hybrid_distilled_specs': ('studies.html#hybrid_distilled_specs', 'ncdo/studies.py'),
                               'ncdo.studies.notebook_parameters': ('studies.html#notebook_parameters', 'ncdo/studies.py'),
