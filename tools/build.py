@@ -64,6 +64,16 @@ def export():
     write_readme(ROOT)
 
 
+def long_lines(folder, most=100):
+    "Lines of code that a page of the book does not hold, a sentence each"
+    import nbformat
+    for path in sorted(folder.glob('*.ipynb')):
+        for cell in nbformat.read(path, 4).cells:
+            lines = cell.source.splitlines() if cell.cell_type == 'code' else []
+            for n, line in enumerate(lines, 1):
+                if len(line) > most: yield f'{path.name}, cell {cell.id}, line {n} has {len(line)} characters; at most {most}'
+
+
 def check():
     "Problems, one line each"
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +87,7 @@ def check():
         content = lambda path: path.read_bytes() if path.exists() else None
         problems = [f'{f} is not what the notebooks give; run `make export`' for f in sorted(files) if content(ROOT / f) != content(copy / f)]
     style = subprocess.run([Path(sys.executable).with_name('chkstyle'), '--show-rule', 'nbs', 'tests', 'tools'], cwd=ROOT, capture_output=True, text=True)
-    return problems + ([style.stdout.strip()] if style.returncode else [])
+    return [*problems, *long_lines(ROOT / 'nbs'), *([style.stdout.strip()] if style.returncode else [])]
 
 
 if __name__ == '__main__':

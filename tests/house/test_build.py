@@ -1,5 +1,5 @@
 "tools/build.py check says nothing of a clean tree, and names what is stale"
-import shutil, subprocess, sys
+import json, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 
@@ -27,3 +27,13 @@ def test_what_is_stale_is_named(tree, name, change):
     with open(tree / name, 'a', encoding='utf-8') as f: f.write(change)
     done = check(tree)
     assert done.returncode == 1 and f'{name} is not what the notebooks give' in done.stderr
+
+
+def test_a_line_that_no_page_holds_is_named(tree):
+    path = tree / 'nbs/02a_first_run.ipynb'
+    nb = json.loads(path.read_text(encoding='utf-8'))
+    cell = next(c for c in nb['cells'] if c['cell_type'] == 'code' and not c['source'][0].startswith('#|'))
+    cell['source'] = [*cell['source'], '\n', f'x = {"1" * 97}']
+    path.write_text(json.dumps(nb, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
+    done = check(tree)
+    assert done.returncode == 1 and f'02a_first_run.ipynb, cell {cell["id"]}, line' in done.stderr and '101 characters; at most 100' in done.stderr
