@@ -67,6 +67,9 @@ def read_table(path, label=None): # .csv or .parquet; column with the classes, i
     read = {'.csv': _read_csv, '.parquet': _read_parquet}[path.suffix.lower()]
     try: frame = read(path, label)
     except InputError: raise
+    except UnicodeDecodeError:
+        raise InputError(f'{path} is not written in UTF-8; save it anew in that encoding '
+            '(spreadsheets call it CSV UTF-8)') from None
     except Exception as e:
         told = ' '.join(str(e).split())
         raise InputError(f'{path} cannot be read as a table ({type(e).__name__}: {told:.120}); '

@@ -668,7 +668,7 @@ def worst_case_recall(
     priors, # (m,) training priors
     groups=None, # (m,) group of each class, see `head_tail_groups`
     target_priors=None # (m,); recalls do not depend on it
-):
+): # `Problem`
     "Table 1, row 1: maximise the smallest recall of a class, or mean recall of a group (eq. 1)"
     p = _class_mix(priors, target_priors)
     groups, k, n, names = _groups(groups, len(p))
@@ -679,7 +679,7 @@ def recall_constraint(
     priors, # (m,) training priors
     tau, # Smallest recall allowed, or (m,) that of each class; 0 demands nothing
     target_priors=None # (m,) class mix at which accuracy is meant
-):
+): # `Problem`
     "Table 1, row 2: maximise accuracy while every class's recall is at least tau"
     p = _class_mix(priors, target_priors)
     return ClassProblem(priors, target_priors, objective=1., diag=1 / p,
@@ -690,7 +690,7 @@ def precision_constraint(
     priors, # (m,) training priors
     tau, # Smallest precision allowed, or (m,) that of each class; 0 demands nothing
     target_priors=None # (m,) class mix at which accuracy and precision are meant
-):
+): # `Problem`
     """Table 1, row 3: maximise accuracy while every class's precision is at least tau
     (as C_yy >= tau cov_y)"""
     b = torch.zeros(len(check_priors(priors)))
@@ -702,7 +702,7 @@ def coverage_constraint(
     # Smallest coverage allowed, as a share of the class's (target) prior; or (m,) for each class
     fraction=0.95,
     target_priors=None # (m,) class mix at which coverage is meant
-):
+): # `Problem`
     """Table 1, row 4: maximise the average recall while every class's coverage
     is at least `fraction` of its prior (eq. 2)"""
     p = _class_mix(priors, target_priors)
@@ -716,7 +716,7 @@ def balanced_coverage_constraint(
     fraction=0.95,
     groups=None, # (m,) group of each class: constrain the mean coverage of groups
     target_priors=None # (m,); balanced coverage does not depend on it
-):
+): # `Problem`
     """Table 1, row 5: maximise the average recall while every class's balanced coverage
     is at least `fraction`/m"""
     p = _class_mix(priors, target_priors)
@@ -730,7 +730,7 @@ def accuracy_goal(
     priors, # (m,) training priors
     weights=None, # (m,) what a right prediction of each class earns; 1 unless given
     target_priors=None # (m,) class mix at which accuracy is meant
-):
+): # `Problem`
     "Maximise (weighted) accuracy, without constraints: G = diag(weights)"
     return ClassProblem(priors, target_priors, objective=1. if weights is None else weights)
 
@@ -744,7 +744,7 @@ def cost_matrix_goal(
     costs, # (m, m) what each answer costs, rows true, columns predicted
     priors, # (m,) training priors
     target_priors=None # (m,) class mix at which the cost is meant
-):
+): # `Problem`
     """Minimise the expected cost, without constraints: G = -costs;
     the objective is minus the cost of an average example"""
     m, costs = len(check_priors(priors)), _tensor(costs, 'costs', torch.float64)

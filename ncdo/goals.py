@@ -116,7 +116,7 @@ def alpha_fair_goal(
     alpha,
     target_priors=None, # (m,); recalls do not depend on it
     floor=None # Recall below which a class gains no more weight; exp(-5 / alpha) unless given
-):
+): # `Problem`
     "Maximise the power mean of the recalls with exponent 1 - alpha"
     _number(alpha, 'alpha', lambda x: 0 <= x < math.inf, 'be 0 or more')
     value = _power_mean(alpha)
@@ -130,7 +130,7 @@ def geometric_mean_goal(
     priors, # (m,) training priors
     target_priors=None, # (m,); recalls do not depend on it
     floor=None # Recall below which a class gains no more weight; exp(-5) unless given
-):
+): # `Problem`
     "Maximise the geometric mean of the recalls (G-mean)"
     return alpha_fair_goal(priors, 1, target_priors, floor)
 
@@ -138,7 +138,7 @@ def harmonic_mean_goal(
     priors, # (m,) training priors
     target_priors=None, # (m,); recalls do not depend on it
     floor=None # Recall below which a class gains no more weight; exp(-5/2) unless given
-):
+): # `Problem`
     "Maximise the harmonic mean of the recalls (H-mean)"
     return alpha_fair_goal(priors, 2, target_priors, floor)
 
@@ -146,7 +146,7 @@ def harmonic_mean_goal(
 def quadratic_mean_goal(
     priors, # (m,) training priors
     target_priors=None # (m,); recalls do not depend on it
-):
+): # `Problem`
     "Maximise 1 less the quadratic mean of the misses, 1 - sqrt(mean (1 - recall)^2) (Q-mean)"
     size = lambda missed: (missed ** 2).nanmean(-1).sqrt()
     def slope(recalls):
@@ -159,7 +159,7 @@ def soft_min_goal(
     priors, # (m,) training priors
     beta=20., # The larger, the nearer to the worst recall
     target_priors=None # (m,); recalls do not depend on it
-):
+): # `Problem`
     "Maximise the soft minimum of the recalls, -log(sum exp(-beta recall)) / beta"
     _number(beta, 'beta', lambda x: 0 < x < math.inf, 'be positive')
     scaled = lambda recalls: (-beta * recalls).masked_fill(recalls.isnan(), -torch.inf)
@@ -242,7 +242,7 @@ def worst_k_goal(
     priors, # (m,) training priors
     k, # How many classes
     target_priors=None # (m,); recalls do not depend on it
-):
+): # `Problem`
     "Maximise the mean of the k smallest recalls"
     return WorstK(priors, k, target_priors)
 
@@ -332,7 +332,7 @@ def micro_f1_goal(
     priors, # (m,) training priors
     background=0, # The class that is nothing to be found
     target_priors=None # (m,) class mix at which F1 is meant
-):
+): # `Problem`
     "Maximise the F1 of all classes together, but for a background class"
     m = len(check_priors(priors))
     _number(background, 'background', lambda x: 0 <= x < m and x == int(x),
@@ -352,7 +352,7 @@ def micro_f1_goal(
 def macro_f1_goal(
     priors, # (m,) training priors
     target_priors=None # (m,) class mix at which F1 is meant
-):
+): # `Problem`
     "Maximise the mean of the classes' F1"
     value = lambda rows, hits, named: (2 * hits / (rows + named)).nanmean(-1)
     def slope(rows, hits, named):
@@ -363,7 +363,7 @@ def macro_f1_goal(
 def mean_iou_goal(
     priors, # (m,) training priors
     target_priors=None # (m,) class mix at which IoU is meant
-):
+): # `Problem`
     "Maximise the mean of the classes' intersection over union"
     union = lambda rows, hits, named: rows + named - hits
     def slope(*x):
@@ -424,7 +424,7 @@ def gap(self:WorstF1, multipliers, C): # (3m,); (m, m) confusion of the best res
 def worst_f1_goal(
     priors, # (m,) training priors
     target_priors=None # (m,) class mix at which F1 is meant
-):
+): # `Problem`
     "Maximise the smallest of the classes' F1"
     return WorstF1(priors, target_priors)
 
@@ -461,7 +461,7 @@ def recall_at_precision(
     class_index, # Of which class
     target_priors=None, # (m,) class mix at which precision is meant
     accuracy=.01 # What accuracy counts beside the recall, so that the other classes are told apart
-):
+): # `Problem`
     "Maximise one class's recall while its precision is at least tau"
     return RecallAtPrecision(priors, tau, class_index, target_priors, accuracy)
 

@@ -540,7 +540,7 @@ def read_scores(folder): # A run's folder
             found = {k: torch.from_numpy(z[k]) for k in z.files}
         return {k: v.long() if k.startswith('y_') else v.float() for k, v in found.items()}
     except OSError as e:
-        raise InputError(f'{path} cannot be read ({e.strerror}); '
+        raise InputError(f'{path} cannot be read ({e.strerror or e}); '
             'mend its permissions, or the disk') from None
     except (ValueError, EOFError, zipfile.BadZipFile) as e:
         raise InputError(f'{path} is damaged ({type(e).__name__}); '

@@ -124,9 +124,13 @@ def test_a_csv_that_cannot_be(tmp_path, case):
     assert '\n' not in str(e.value)
 
 
-def test_a_file_that_is_not_text(tmp_path):
-    (tmp_path / 't.csv').write_bytes(b'u,kind\n\xff\xfe\x00,a\n')
-    with pytest.raises(InputError, match='t.csv cannot be read as a table'): load(tmp_path / 't.csv', label='kind')
+@pytest.mark.parametrize('content', [b'u,kind\n\xff\xfe\x00,a\n', 'größe,kind\n1,ä\n'.encode('latin-1'), 'u,kind\n1,a\n'.encode('utf-16')])
+def test_a_file_in_another_encoding(tmp_path, content):
+    (tmp_path / 't.csv').write_bytes(content)
+    with pytest.raises(InputError, match='t.csv is not written in UTF-8; save it anew'): load(tmp_path / 't.csv', label='kind')
+
+
+def test_a_file_that_is_no_table(tmp_path):
     with pytest.raises(InputError, match='does not exist'): load(tmp_path / 'gone.csv', label='kind')
     with pytest.raises(InputError, match='t.csv.gz is neither a folder of images .* nor a table: .csv, .parquet'): load(csv(tmp_path, 'zipped', 't.csv.gz'), label='kind')
     (tmp_path / 'folder.csv').mkdir()
