@@ -112,8 +112,9 @@ def comments_behind(x): # A function or class
         parts = text.split('; ')
         if len(parts) == len(names): rows += zip(names, parts)
         else: rows.append((', '.join(names), text))
-    returns = re.search(r'(?m)^(?:\):|def \w+\((?:self(?::\w+)?)?\):.*?) # (.+)$', source)
-    return [(names, text) for names, text in rows if text], returns and returns[1]
+    said = re.search(r'(?m)^(?:\):|def \w+\((?:self(?::\w+)?)?\):.*?) # (.+(?:\n +# .+)*)$', source)
+    returns = said and re.sub(r'\n +# ', ' ', said[1])
+    return [(names, text) for names, text in rows if text], returns
 
 # %% ../nbs/30_common.ipynb #25b614f6
 def documented(x): # A function or class

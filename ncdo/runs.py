@@ -16,7 +16,7 @@ import numpy as np, torch
 from fastcore.basics import patch
 from pathlib import Path
 from . import gains, goals
-from .data import DATASETS, load, locate, source_of
+from .data import DATASETS, called, load, locate, source_of
 from .distillation import ensemble_scores
 from .gains import InputError, average_recall, balanced_coverage, confusion_matrix
 from .gains import group_mean, head_tail_groups, nanmin, recall, worst_recall
@@ -553,7 +553,7 @@ def names_of(record): # From `read_record`
 
 def things_of(record): # From `read_record`
     "What a run's examples are called"
-    return 'examples' if record.get('features') else 'images'
+    return called(record.get('features'))
 
 # %% ../nbs/07_runs.ipynb #01499e8b
 def same_data(record, data, folder): # From `read_record`; `Data`; the run's folder
