@@ -6,7 +6,7 @@
 __all__ = ['head_tables', 'even_bend', 'Heads', 'probabilities_of', 'objective_interval', 'GoalClassifier']
 
 # %% ../nbs/21_features.ipynb #525608d3
-import numbers, warnings, numpy as np, torch
+import warnings, numpy as np, torch
 from fastcore.basics import patch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import StratifiedKFold, check_cv
@@ -14,9 +14,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data, _check_sample_weight
-from .gains import InputError, _number, bayes_rule, cost_matrix_goal, worst_case_recall
+from .gains import InputError, _number, _whole, bayes_rule, cost_matrix_goal
+from .gains import worst_case_recall
 from .losses import is_diagonal, loss_tables, table_loss
-from .postshift import post_shift, problem_of, sample_confusion
+from .postshift import check_seed, number_of_folds, post_shift, problem_of, sample_confusion
 from .reductions import SaddlePoint
 
 # %% ../nbs/21_features.ipynb #76384f10
@@ -245,10 +246,9 @@ def _check_options(self:GoalClassifier):
         raise InputError(f"unknown head '{self.head}'; use 'linear' or 'mlp'")
     self._device = (torch.device('cuda' if torch.cuda.is_available() else 'cpu')
         if self.device is None else _usable(self.device))
-    _number(self.C, 'C', lambda x: 0 < x < np.inf, 'be positive')
-    for name, least in ('hidden', 1), ('updates', 0):
-        whole = lambda x: isinstance(x, numbers.Integral) and x >= least
-        _number(getattr(self, name), name, whole, f'be a whole number, at least {least}')
+    _number(self.C, 'C', lambda x: x > 0, 'be positive')
+    for name, least in ('hidden', 1), ('updates', 0): _whole(getattr(self, name), name, least)
+    check_seed(self.random_state)
 
 # %% ../nbs/21_features.ipynb #dbc88deb
 def _usable(device):
@@ -275,16 +275,15 @@ def _folds(self:GoalClassifier, X, y, kept):
 @patch
 def _splits(self:GoalClassifier, X, y, kept):
     "Pairs of the rows to learn from and the rows held out"
-    if not isinstance(self.cv, numbers.Integral):
-        return check_cv(self.cv, y, classifier=True).split(X, y)
-    _number(self.cv, 'cv', lambda x: x >= 2, 'be at least 2')
+    cv = number_of_folds(self.cv)
+    if cv is None: return check_cv(self.cv, y, classifier=True).split(X, y)
     labels, counts = np.unique(y[kept], return_counts=True)
-    rarest, K = labels[counts.argmin()], min(self.cv, counts.min())
+    rarest, K = labels[counts.argmin()], min(cv, counts.min())
     if K < 2:
         raise InputError(f'class {rarest} has 1 example; '
             'give at least 2 of each class, one to learn from and one to judge by')
-    if K < self.cv:
-        warnings.warn(f'class {rarest} has {K} examples; using {K} folds in place of {self.cv}',
+    if K < cv:
+        warnings.warn(f'class {rarest} has {K} examples; using {K} folds in place of {cv}',
             stacklevel=5)
     pairs = StratifiedKFold(K, shuffle=True, random_state=self.random_state).split(kept, y[kept])
     return [(kept[rest], kept[held]) for rest, held in pairs]
@@ -324,7 +323,7 @@ def _place(self:GoalClassifier, X, w):
     """Where the features go before a head sees them: to other axes if it is linear,
     to deviations of 1 if it has a hidden layer"""
     X, w = X.to(self._device), w.to(self._device)
-    if self.head == 'linear': self._axes = even_bend(X, self.C * w)
+    if self.head == 'linear': self._axes = even_bend(X, float(self.C) * w)
     else:
         mean = w @ X / w.sum()
         size = (w @ (X - mean).square() / w.sum()).sqrt()
@@ -336,9 +335,10 @@ def _place(self:GoalClassifier, X, w):
 def _heads(self:GoalClassifier, X, y, weight):
     mean, axes, length = self._axes
     X, y, weight = [v.to(self._device) for v in (X, y, weight)]
-    hidden = None if self.head == 'linear' else self.hidden
+    hidden = None if self.head == 'linear' else int(self.hidden)
     seed = check_random_state(self.random_state).randint(2**31)
-    return Heads((X - mean) @ axes, y, self.C * weight, len(self.classes_), length, hidden, seed)
+    weight, m = float(self.C) * weight, len(self.classes_)
+    return Heads((X - mean) @ axes, y, weight, m, length, hidden, seed)
 
 # %% ../nbs/21_features.ipynb #8b21be9e
 @patch
@@ -347,7 +347,7 @@ def _find_gain(self:GoalClassifier, heads, sample, fold): # Class indices and we
     of examples they have not seen, and so on"""
     problem, judge, trail = self.problem_, SaddlePoint(self.problem_), []
     gain, p = torch.eye(problem.m, dtype=torch.float64) if problem.k else problem.gain([]), None
-    for _ in range(1 + self.updates):
+    for _ in range(1 + int(self.updates)):
         heads.fit(*self._tables(gain))
         shares = heads.held_out(fold)
         judge.update(_confusion(problem, sample, shares.argmax(1)))

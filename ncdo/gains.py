@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DOMAINS', 'accuracy', 'recall', 'precision', 'coverage', 'balanced_coverage', 'average_recall', 'nanmin',
-           'worst_recall', 'InputError', 'confusion_matrix', 'at_priors', 'check_priors', 'class_priors',
+           'worst_recall', 'InputError', 'as_number', 'confusion_matrix', 'at_priors', 'check_priors', 'class_priors',
            'geometric_mean', 'geometric_mean_gain', 'Problem', 'ClassProblem', 'head_tail_groups', 'group_mean',
            'worst_case_recall', 'recall_constraint', 'precision_constraint', 'coverage_constraint',
            'balanced_coverage_constraint', 'accuracy_goal', 'average_recall_goal', 'cost_matrix_goal', 'bayes_rule']
@@ -71,24 +71,49 @@ def _tensor(x, what, dtype=None):
             'equally many in each row; give an array of numbers') from None
 
 # %% ../nbs/00_gains.ipynb #097c7a82
+def as_number(value):
+    "One number of any library as an int or float of Python's; None for anything else, True too"
+    if getattr(value, 'ndim', None) == 0 and hasattr(value, 'item'): value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real): return None
+    if isinstance(value, numbers.Integral): return int(value)
+    return float(value)
+
 def _number(value, what, fits, must):
-    "A number that `fits`, or an error that says what it must be"
-    if not isinstance(value, numbers.Real) or not fits(value):
+    "A number that `fits`, as a float, or an error that says what it must be"
+    number = as_number(value)
+    if number is None or not abs(number) < 1e300 or not fits(float(number)):
         raise InputError(f'{what} is {repr(value) if isinstance(value, str) else value}; '
             f'it must {must}')
-    return value
+    return float(number)
+
+def _whole(value, what, low, high=2 ** 62, must='be a whole number, at least {low}'):
+    "A whole number in [low, high], as an int, or an error that says what it must be"
+    must = must.format(low=low, high=high)
+    _number(value, what, lambda x: low <= x <= high and x == int(x), must)
+    return int(as_number(value))
+
+# %% ../nbs/00_gains.ipynb #097c7a83
+def _indices(x, what):
+    "Class indices as an int64 tensor, in which no comparison wraps round"
+    x = _tensor(x, what)
+    other = x.is_floating_point() or x.is_complex() or x.dtype == torch.bool
+    if other and x.numel():
+        raise InputError(f'{what} holds {x.dtype} values; give class indices (integers)')
+    return x.long()
 
 def _labels(x, num_classes, what):
     """Class indices as an int64 tensor, each in [0, num_classes),
     or an error that names the offending values"""
-    x = _tensor(x, what)
-    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-        raise InputError(f'{what} holds {x.dtype} values; give class indices (integers)')
+    x = _indices(x, what)
     bad = x[(x < 0) | (x >= num_classes)]
     if len(bad):
         raise InputError(f'{what} holds {sorted(set(bad.tolist()))[:5]}, '
             f'outside the classes 0..{num_classes - 1}')
-    return x.long()
+    return x
+
+def _ignored(index):
+    "A label that counts for nothing as an int, or None if there is none"
+    return None if index is None else _whole(index, 'ignore_index', -2 ** 62)
 
 # %% ../nbs/00_gains.ipynb #6aea0d6f
 def confusion_matrix(
@@ -99,14 +124,15 @@ def confusion_matrix(
     check=True # Look for labels out of range? (waits for the GPU)
 ): # (..., m, m) float64, rows true, columns predicted, summing to 1
     "Share of the sample with true class i (row) and predicted class j (column)"
-    m, target, predicted = num_classes, _tensor(target, 'target'), _tensor(predicted, 'predicted')
+    m, ignored = _whole(num_classes, 'num_classes', 1), _ignored(ignore_index)
+    target, predicted = _indices(target, 'target'), _indices(predicted, 'predicted')
     if target.shape != predicted.shape:
         raise InputError(f'target has shape {tuple(target.shape)}, '
             f'predicted {tuple(predicted.shape)}; they must agree')
     if target.numel() == 0:
         raise InputError('target is empty; a confusion matrix needs at least one example')
-    keep = (torch.ones_like(target, dtype=torch.bool) if ignore_index is None
-        else target != ignore_index)
+    keep = (torch.ones_like(target, dtype=torch.bool) if ignored is None
+        else target != ignored)
     target = target.where(keep, 0)
     if check: target, predicted = _labels(target, m, 'target'), _labels(predicted, m, 'predicted')
     if check and not keep.any(-1).all():
@@ -141,7 +167,9 @@ def check_priors(
     if p.ndim != 1 or len(p) < 2:
         raise InputError(f'{what} has shape {tuple(p.shape)}; '
             'give one number for each of at least 2 classes')
-    if floor: p = p.clamp(min=floor) / p.clamp(min=floor).sum()
+    if floor is not None:
+        floor = _number(floor, 'floor', lambda x: 0 <= x < 1 / len(p), f'be less than 1/{len(p)}')
+        p = p.clamp(min=floor) / p.clamp(min=floor).sum()
     bad = (~(p > 0)).nonzero().flatten().tolist()
     if bad:
         raise InputError(f'{what} of class {bad[0]} is {p[bad[0]].item():g}; '
@@ -159,7 +187,8 @@ def class_priors(
     floor=None # See `check_priors`
 ): # (m,) float64
     "Class frequencies of a training sample"
-    target = _tensor(target, 'target')
+    target, num_classes = _tensor(target, 'target'), _whole(num_classes, 'num_classes', 1)
+    ignored = _ignored(ignore_index)
     if target.ndim == 2 and target.shape[1] == 1: # A data frame with one column
         target = target[:, 0]
     soft = target.ndim == 2
@@ -167,7 +196,8 @@ def class_priors(
         raise InputError(f'target has shape {tuple(target.shape)}; '
             f'give n labels, or n rows of {num_classes} class probabilities')
     if soft: return check_priors(target.double().mean(0), floor=floor)
-    if ignore_index is not None: target = target[target != ignore_index]
+    target = _indices(target, 'target')
+    if ignored is not None: target = target[target != ignored]
     if not len(target):
         raise InputError('every target is ignore_index; '
             'priors need at least one label that counts')
@@ -186,6 +216,7 @@ def geometric_mean_gain(
 ): # (m, m) diagonal, finite
     "The gain whose maximisation raises the geometric mean of recalls, from where they are now"
     p, recalls = check_priors(priors), _tensor(recalls, 'recalls', torch.float64)
+    floor = _number(floor, 'floor', lambda x: 0 < x <= 1, 'be positive, and at most 1')
     return torch.diag(1 / (len(p) * p * recalls.nan_to_num(1.).clamp(min=floor)))
 
 # %% ../nbs/00_gains.ipynb #30ed1916
@@ -586,7 +617,7 @@ def head_tail_groups(
 ): # (m,) 0 for head, 1 for tail
     """Split the classes in head (0) and tail (1), the tail being the smallest classes;
     among equal ones, those that come first"""
-    p = _tensor(priors, 'priors', torch.float64)
+    p = check_priors(priors)
     n = round(_number(tail, 'tail', lambda x: 0 < x < 1, 'lie between 0 and 1') * len(p))
     if not 0 < n < len(p):
         raise InputError(f'tail={tail} of {len(p)} classes is {n} classes; '
@@ -616,7 +647,7 @@ def _numbered(groups, m):
     if odd := [v for v in values if not isinstance(v, int)]:
         raise InputError(f'groups holds {odd[0]!r}; give whole numbers 0, 1, ..., or names')
     k = max(values) + 1
-    if set(values) != set(range(k)):
+    if k > m or set(values) != set(range(k)):
         raise InputError(f'groups must be numbered 0..{max(k - 1, 0)} without gaps; '
             f'they are {sorted(set(values))[:5]}')
     return (torch.tensor(values).long(),
@@ -641,11 +672,12 @@ def _groups(groups, m):
 def _targets(value, what, k, names=None): # Names of the groups, if it is about groups
     "A target in [0, 1] for all, or (k,) one for each class or group, or an error that names it"
     fits, must = lambda x: 0 <= x <= 1, 'lie between 0 and 1'
-    if isinstance(value, (numbers.Real, str, type(None))):
-        return float(_number(value, what, fits, must))
+    if isinstance(value, (numbers.Real, str, type(None))): return _number(value, what, fits, must)
     one, many = ('class', 'classes') if names is None else ('group', 'groups')
     t, names = _tensor(value, what, torch.float64).detach().cpu(), names or list(range(k))
-    if t.ndim == 0: return _targets(t.item(), what, k)
+    if t.ndim == 0: return _number(value, what, fits, must)
+    if _tensor(value, what).dtype == torch.bool:
+        raise InputError(f'{what} holds truth values; give numbers from 0 to 1')
     if t.shape != (k,):
         raise InputError(f'{what} has shape {tuple(t.shape)}; '
             f'give one number, or one for each of {k} {many}')

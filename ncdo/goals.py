@@ -11,7 +11,7 @@ __all__ = ['STRENGTHS', 'FunctionGoal', 'RecallGoal', 'alpha_fair_goal', 'geomet
 # %% ../nbs/02b_goals.ipynb #6c62870c
 import math, torch
 from fastcore.basics import patch
-from .gains import ClassProblem, InputError, Problem, _class_mix, _number
+from .gains import ClassProblem, InputError, Problem, _class_mix, _number, _whole
 from .gains import _targets, check_priors, nanmin, recall
 from .reductions import SaddlePoint, for_parts
 
@@ -118,11 +118,11 @@ def alpha_fair_goal(
     floor=None # Recall below which a class gains no more weight; exp(-5 / alpha) unless given
 ): # `Problem`
     "Maximise the power mean of the recalls with exponent 1 - alpha"
-    _number(alpha, 'alpha', lambda x: 0 <= x < math.inf, 'be 0 or more')
+    alpha = _number(alpha, 'alpha', lambda x: 0 <= x < math.inf, 'be 0 or more')
     value = _power_mean(alpha)
     slope = lambda recalls: (value(recalls)[..., None] / recalls) ** alpha / _known(recalls)
     if floor is None: floor = math.exp(-5 / alpha) if alpha else 0.
-    _number(floor, 'floor', lambda x: 0 <= x < 1, 'be at least 0 and less than 1')
+    floor = _number(floor, 'floor', lambda x: 0 <= x < 1, 'be at least 0 and less than 1')
     return RecallGoal(priors, target_priors, value=value, slope=slope, floor=floor)
 
 # %% ../nbs/02b_goals.ipynb #8a04c0e7
@@ -161,7 +161,7 @@ def soft_min_goal(
     target_priors=None # (m,); recalls do not depend on it
 ): # `Problem`
     "Maximise the soft minimum of the recalls, -log(sum exp(-beta recall)) / beta"
-    _number(beta, 'beta', lambda x: 0 < x < math.inf, 'be positive')
+    beta = _number(beta, 'beta', lambda x: 0 < x < math.inf, 'be positive')
     scaled = lambda recalls: (-beta * recalls).masked_fill(recalls.isnan(), -torch.inf)
     def slope(recalls):
         ahead = scaled(recalls) - scaled(recalls).amax(-1, keepdim=True)
@@ -218,8 +218,7 @@ class WorstK(ClassProblem):
     "Maximise the mean of the k smallest recalls; no multiplier above 1 / k"
     def __init__(self, priors, k, target_priors=None): # As for `worst_k_goal`
         p = _class_mix(priors, target_priors)
-        self.worst = _number(k, 'k', lambda x: 1 <= x <= len(p) and x == int(x),
-            f'be a whole number from 1 to {len(p)}')
+        self.worst = _whole(k, 'k', 1, len(p), 'be a whole number from {low} to {high}')
         super().__init__(priors, target_priors, diag=1 / p, b=torch.zeros(len(p)), domain='simplex')
 
     def _overall(self, earned, recalls): return _lowest(recalls, self.worst)
@@ -335,8 +334,7 @@ def micro_f1_goal(
 ): # `Problem`
     "Maximise the F1 of all classes together, but for a background class"
     m = len(check_priors(priors))
-    _number(background, 'background', lambda x: 0 <= x < m and x == int(x),
-        f'be one of the classes 0..{m - 1}')
+    background = _whole(background, 'background', 0, m - 1, 'be one of the classes {low}..{high}')
     wanted = lambda hits: (torch.arange(m, device=hits.device) != background).to(hits.dtype)
     whole = lambda rows, named: 2 - rows[background] - named[..., background]
     value = lambda rows, hits, named: 2 * (wanted(hits) * hits).nansum(-1) / whole(rows, named)
@@ -436,15 +434,14 @@ class RecallAtPrecision(Problem):
         priors, tau, class_index, target_priors=None, accuracy=.01 # As for `recall_at_precision`
     ):
         p = _class_mix(priors, target_priors)
-        _number(class_index, 'class_index', lambda x: 0 <= x < len(p) and x == int(x),
-            f'be one of the classes 0..{len(p) - 1}')
-        _number(accuracy, 'accuracy', lambda x: 0 <= x < math.inf, 'be 0 or more')
+        i = _whole(class_index, 'class_index', 0, len(p) - 1, 'be one of the classes {low}..{high}')
+        accuracy = _number(accuracy, 'accuracy', lambda x: x >= 0, 'be 0 or more')
         tau = _targets(tau, 'tau', len(p))
-        if isinstance(tau, torch.Tensor): tau = tau[class_index].item()
-        one = torch.zeros_like(p).index_fill(0, torch.tensor(int(class_index)), 1.)
-        self.prior, named = p[int(class_index)].item(), one.expand(len(p), -1)
+        if isinstance(tau, torch.Tensor): tau = tau[i].item()
+        one = torch.zeros_like(p).index_fill(0, torch.tensor(i), 1.)
+        self.prior, named = p[i].item(), one.expand(len(p), -1)
         precise = (torch.diag(one) - tau * named) / self.prior
-        names = [f'class {class_index}', f'predictions of class {class_index}']
+        names = [f'class {i}', f'predictions of class {i}']
         super().__init__(torch.diag(one / p + accuracy), torch.stack([precise, -named]),
             [0., -1.], priors, target_priors, names=names)
 

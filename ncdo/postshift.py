@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['RUNGS', 'shifted_scores', 'sample_confusion', 'check_distributions', 'post_shift', 'PostShiftClassifier',
-           'problem_of']
+           'problem_of', 'number_of_folds', 'check_seed']
 
 # %% ../nbs/05_postshift.ipynb #74ded6a4
-import numbers, warnings, numpy as np, torch
+import warnings, numpy as np, torch
 from fastcore.basics import patch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import KFold, check_cv
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data, _check_sample_weight
 from .gains import ClassProblem, InputError, Problem, bayes_rule, worst_case_recall
-from .gains import _labels, _number, _tensor
+from .gains import _labels, _number, _tensor, _whole, as_number
 from .losses import nonnegative_gain
 from .reductions import SaddlePoint, for_parts
 
@@ -222,9 +222,8 @@ def _check_options(problem, iterations, shrinkage):
     if not isinstance(problem, Problem):
         raise InputError(f'problem is a {type(problem).__name__}; '
             'give a Problem, as worst_case_recall(priors) makes one')
-    _number(shrinkage, 'shrinkage', lambda x: 0 <= x <= 1, 'lie between 0 and 1')
-    whole = lambda x: isinstance(x, numbers.Integral) and x >= 1
-    _number(iterations, 'iterations', whole, 'be a whole number, at least 1')
+    shrinkage = _number(shrinkage, 'shrinkage', lambda x: 0 <= x <= 1, 'lie between 0 and 1')
+    return _whole(iterations, 'iterations', 1), shrinkage
 
 # %% ../nbs/05_postshift.ipynb #54a7c0b2
 def post_shift(
@@ -241,7 +240,7 @@ def post_shift(
     tolerance=1e-3 # Violation up to which a rule counts as feasible, see `Problem.slack`
 ): # (m, m) gain for `bayes_rule`, and the `SaddlePoint` with its history
     "Algorithm 3 for any problem: the gain whose rule is best on this sample, 'no shift' included"
-    _check_options(problem, iterations, shrinkage)
+    iterations, shrinkage = _check_options(problem, iterations, shrinkage)
     omega, smallest = (1., 1e-30) if step_size is None else (step_size, 1e-6)
     game = SaddlePoint(problem, omega, floor=smallest if floor is None else floor,
         max_multiplier=max_multiplier, tolerance=tolerance)
@@ -291,7 +290,7 @@ class PostShiftClassifier(ClassifierMixin, BaseEstimator):
         self.gain_ = gain.numpy()
         self.base_objective_, self.base_violations_ = self._evaluate(p.argmax(1), y, w)
         self.objective_, self.violations_ = self._evaluate(bayes_rule(p, gain), y, w)
-        if self.cv:
+        if self.cv is not None:
             self.cross_fitted_objective_, self.cross_fitted_violations_ = (
                 self._cross_evaluate(p, y, w))
         return self
@@ -308,6 +307,8 @@ def _columns(self:PostShiftClassifier, X):
 @patch
 def _check_fit(self:PostShiftClassifier, probabilities, y, sample_weight):
     "Probabilities, class indices and weights as tensors"
+    number_of_folds(self.cv)
+    check_seed(self.random_state)
     X, y = validate_data(self, probabilities, y, dtype=[np.float64, np.float32])
     check_classification_targets(y)
     w = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -346,6 +347,20 @@ def problem_of(
     if isinstance(problem, Problem): return problem
     raise InputError(f'{what} returned a {type(problem).__name__}; it must return a Problem')
 
+# %% ../nbs/05_postshift.ipynb #05f5e001
+def number_of_folds(cv): # A number, or a splitter as scikit-learn has them
+    "How many folds, or None if a splitter makes them"
+    folds = as_number(cv)
+    if cv is None or folds is None and hasattr(cv, '__iter__') | hasattr(cv, 'split'): return None
+    return _whole(cv, 'cv', 2)
+
+def check_seed(seed, what='random_state'):
+    "Refuse what scikit-learn cannot start random numbers from"
+    if seed is None or isinstance(seed, np.random.RandomState): return
+    must = 'be a whole number from {low} to {high}, a RandomState or None'
+    if not isinstance(as_number(seed), int): seed = None
+    _whole(seed, what, 0, 2 ** 32 - 1, must)
+
 # %% ../nbs/05_postshift.ipynb #681ec9a2
 @patch
 def _fit(self:PostShiftClassifier, p, y, w):
@@ -361,9 +376,9 @@ def _evaluate(self:PostShiftClassifier, predicted, y, w):
 @patch
 def _folds(self:PostShiftClassifier, p, y):
     "(rest, fold) pairs, each row in one fold"
-    if isinstance(self.cv, int):
-        cv = KFold(min(self.cv, len(y)), shuffle=True, random_state=self.random_state)
-    else: cv = check_cv(self.cv)
+    folds = number_of_folds(self.cv)
+    cv = (check_cv(self.cv) if folds is None
+        else KFold(min(folds, len(y)), shuffle=True, random_state=self.random_state))
     pairs = list(cv.split(p, y))
     held_out = np.sort(np.concatenate([fold for _, fold in pairs]))
     if np.array_equal(held_out, np.arange(len(y))): return pairs

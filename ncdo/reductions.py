@@ -101,15 +101,16 @@ def lambda_step(
     return row, problem.move(start, violations, step_size, **limits)
 
 # %% ../nbs/02_reductions.ipynb #9fd9b3b8
-def _check_settings(problem, step_size, floor, max_multiplier, tolerance):
-    "Each setting in its range, or an error that says what it must be"
+def _checked(problem, **settings):
+    "The settings as numbers, each in its range, or an error that says what it must be"
     if not hasattr(problem, 'initial_multipliers'):
         raise InputError(f'problem is a {type(problem).__name__}; '
             'give a Problem, as worst_case_recall(priors) makes one')
-    for value, what in ((step_size, 'step_size'), (max_multiplier, 'max_multiplier')):
-        _number(value, what, lambda x: 0 < x < math.inf, 'be positive')
-    _number(floor, 'floor', lambda x: 0 < x < 1, 'lie between 0 and 1')
-    _number(tolerance, 'tolerance', lambda x: 0 <= x < math.inf, 'be 0 or more')
+    positive = lambda x: x > 0, 'be positive'
+    ranges = dict(step_size=positive, max_multiplier=positive,
+        floor=(lambda x: 0 < x < 1, 'lie between 0 and 1'),
+        tolerance=(lambda x: x >= 0, 'be 0 or more'))
+    return {what: _number(value, what, *ranges[what]) for what, value in settings.items()}
 
 # %% ../nbs/02_reductions.ipynb #63d7c0e0
 class SaddlePoint:
@@ -122,9 +123,9 @@ class SaddlePoint:
         max_multiplier=10., # Largest multiplier of a constraint
         tolerance=1e-3 # Violation that counts as met; less for small bounds, see `Problem.slack`
     ):
-        _check_settings(problem, step_size, floor, max_multiplier, tolerance)
-        self.problem, self.step_size, self.tolerance = problem, step_size, tolerance
-        self.floor, self.max_multiplier = floor, max_multiplier
+        vars(self).update(_checked(problem, step_size=step_size, floor=floor,
+            max_multiplier=max_multiplier, tolerance=tolerance))
+        self.problem = problem
         self.multipliers, self.history = problem.initial_multipliers(), []
         self.best, self._best_rank = None, None
 

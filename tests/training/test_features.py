@@ -265,7 +265,7 @@ def test_folds_that_judge_what_they_learnt_or_leave_something_out(rare, cv):
 
 @pytest.mark.parametrize('options,message', [(dict(goal='worst'), "goal is 'worst'; give a function"), (dict(goal=np.eye(2)), 'costs has shape'),
     (dict(goal=worst_case_recall([.5, .5])), 'goal is for 2 classes, y holds 3'), (dict(head='deep'), "unknown head 'deep'"),
-    (dict(loss='softmax'), "loss 'softmax'"), (dict(C=0), 'C is 0; it must be positive'), (dict(cv=1), 'cv is 1; it must be at least 2'),
+    (dict(loss='softmax'), "loss 'softmax'"), (dict(C=0), 'C is 0; it must be positive'), (dict(cv=1), 'cv is 1; it must be a whole number, at least 2'),
     (dict(goal=partial(cost_matrix_goal, COSTS), loss='logit-adjusted'), "loss 'logit-adjusted' is for gains that are diagonal"),
     (dict(device='gpu'), "device 'gpu' cannot be used here"), (dict(device='cuda:77'), "device 'cuda:77' cannot be used here"),
     (dict(updates=-1), 'updates is -1'), (dict(hidden=0), 'hidden is 0')])
