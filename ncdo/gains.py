@@ -414,6 +414,7 @@ def slack(self:Problem, tolerance=1e-3): # Of every constraint
     """By how much each constraint may be missed and count as met, (k,): the tolerance,
     or a fiftieth of the bound (of its classes' share, if the bound is 0)
     where that is less"""
+    tolerance = _number(tolerance, 'tolerance', lambda x: x >= 0, 'be 0 or more')
     return self.room.clamp(max=tolerance)
 
 @patch

@@ -106,7 +106,7 @@ def prices(self:RecallGoal, recalls): # (..., m) averaged, nan where unknown
 def _known(x): return (~x.isnan()).sum(-1, keepdim=True) # How many values are known
 
 def _power_mean(alpha):
-    if alpha == 1: return lambda recalls: recalls.log().nanmean(-1).exp()
+    if abs(alpha - 1) < 1e-9: return lambda recalls: recalls.log().nanmean(-1).exp()
     return lambda recalls: (recalls ** (1 - alpha)).nanmean(-1) ** (1 / (1 - alpha))
 
 def alpha_fair_goal(
@@ -118,7 +118,8 @@ def alpha_fair_goal(
     floor=None # Recall below which a class gains no more weight; exp(-5 / alpha) unless given
 ): # `Problem`
     "Maximise the power mean of the recalls with exponent 1 - alpha"
-    alpha = _number(alpha, 'alpha', lambda x: 0 <= x < math.inf, 'be 0 or more')
+    alpha = _number(alpha, 'alpha', lambda x: 0 <= x <= 20, 'lie between 0 and 20; '
+        'what is nearer still to the worst recall is worst_case_recall')
     value = _power_mean(alpha)
     slope = lambda recalls: (value(recalls)[..., None] / recalls) ** alpha / _known(recalls)
     if floor is None: floor = math.exp(-5 / alpha) if alpha else 0.
@@ -188,7 +189,7 @@ def frank_wolfe(
     if [domain for domain, _ in problem.parts] != ['average']:
         raise InputError('frank_wolfe plays goals whose multipliers are averages; '
             f'play a {type(problem).__name__} with SaddlePoint')
-    game, gaps = SaddlePoint(problem), []
+    steps, game, gaps = _whole(steps, 'steps', 1), SaddlePoint(problem), []
     C = respond(game.gain)
     for t in range(steps):
         game.step_size = [2 / (t + 2)]

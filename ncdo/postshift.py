@@ -350,8 +350,8 @@ def problem_of(
 # %% ../nbs/05_postshift.ipynb #05f5e001
 def number_of_folds(cv): # A number, or a splitter as scikit-learn has them
     "How many folds, or None if a splitter makes them"
-    folds = as_number(cv)
-    if cv is None or folds is None and hasattr(cv, '__iter__') | hasattr(cv, 'split'): return None
+    splits = hasattr(cv, 'split') or hasattr(cv, '__iter__')
+    if cv is None or splits and as_number(cv) is None and not isinstance(cv, str): return None
     return _whole(cv, 'cv', 2)
 
 def check_seed(seed, what='random_state'):

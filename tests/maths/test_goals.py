@@ -575,7 +575,7 @@ def test_a_mixture_is_chosen_on_one_half_and_reported_on_the_other(name):
 THIRDS = [.5, .3, .2]
 
 @pytest.mark.parametrize('make,message', [
-    (lambda: alpha_fair_goal(THIRDS, -1), 'alpha is -1; it must be 0 or more'), (lambda: alpha_fair_goal(THIRDS, 'x'), "alpha is 'x'; it must"),
+    (lambda: alpha_fair_goal(THIRDS, -1), 'alpha is -1; it must lie between 0 and 20'), (lambda: alpha_fair_goal(THIRDS, 'x'), "alpha is 'x'; it must"),
     (lambda: alpha_fair_goal(THIRDS, math.inf), 'alpha is inf; it must'), (lambda: alpha_fair_goal(THIRDS, math.nan), 'alpha is nan; it must'),
     (lambda: soft_min_goal(THIRDS, 0), 'beta is 0; it must be positive'), (lambda: soft_min_goal(THIRDS, math.nan), 'beta is nan; it must be positive'),
     *[(lambda k=k: worst_k_goal(THIRDS, k), f'k is {k}; it must be a whole number from 1 to 3') for k in (0, 4, 1.5, -1, math.nan, math.inf)],
