@@ -901,6 +901,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'ncdo.studies.tagged': ('studies.html#tagged', 'ncdo/studies.py'),
                               'ncdo.studies.varied': ('studies.html#varied', 'ncdo/studies.py')},
             'ncdo.tables': { 'ncdo.tables._against': ('tables.html#_against', 'ncdo/tables.py'),
+                             'ncdo.tables._draw_panel': ('tables.html#_draw_panel', 'ncdo/tables.py'),
                              'ncdo.tables._draw_square': ('tables.html#_draw_square', 'ncdo/tables.py'),
                              'ncdo.tables._goal_recalls': ('tables.html#_goal_recalls', 'ncdo/tables.py'),
                              'ncdo.tables.beyond_error': ('tables.html#beyond_error', 'ncdo/tables.py'),
