@@ -598,6 +598,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'ncdo.pretrained.Start': ('pretrained.html#start', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained.Start.__init__': ('pretrained.html#start.__init__', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained.Start.enter': ('pretrained.html#start.enter', 'ncdo/pretrained.py'),
+                                 'ncdo.pretrained._body': ('pretrained.html#_body', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained._few': ('pretrained.html#_few', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained._file_hash': ('pretrained.html#_file_hash', 'ncdo/pretrained.py'),
                                  'ncdo.pretrained._network_in': ('pretrained.html#_network_in', 'ncdo/pretrained.py'),
