@@ -221,6 +221,12 @@ def forward_costs(
         net(torch.zeros(1, 1, 3, side, side))
     return sum(seen), counter.get_total_flops()
 
+def _best(numbers, operations, bandwidth, peak, half): # From `forward_costs`, `limits`; 16 bits?
+    "Milliseconds of a step on 128 images, were it only to move numbers, and only to compute"
+    moving = PASSES * 128 * numbers * (2 if half else 4) / bandwidth
+    computing = 3 * 128 * operations / peak
+    return 1000 * moving, 1000 * computing
+
 # %% ../nbs/09_bench.ipynb #5feddd22
 def limits(device): # A GPU or CPU
     """Bytes a second of a plain copy, read and written, and operations a second
@@ -257,6 +263,13 @@ def device_name(device):
     if device.type == 'cuda': return torch.cuda.get_device_name(device)
     return f'CPU, {torch.get_num_threads()} threads'
 
+def _print_row(what, k, step, update, update_every, moving, computing): # Times in ms
+    "Times of one of k models, and what they are beside the best"
+    whole = step + update / update_every
+    print(f'{what:10} {k:6} {step:7.2f} {update:7.1f} {whole:7.2f} {128000 / whole:9.0f} '
+        f'{moving / whole:9.0%} {computing / step:10.0%} {update / update_every / step:10.0%}',
+        flush=True)
+
 def report_training(
     model='resnet56', # Name, see `build`
     stacks=(4, 8, 12), # Sizes of stacks
@@ -266,28 +279,22 @@ def report_training(
 ):
     "Print the time of a training step of one model: eager, recorded, stacked"
     device = pick_device(device)
-    rows = [('eager', 1, dict(fast=False))] + (
-        [('recorded', 1, {}), *[('stacked', k, {}) for k in stacks]] if device.type == 'cuda'
-        else [('stacked', k, {}) for k in stacks])
-    (bandwidth, peak), (numbers, operations) = limits(device), forward_costs(model, side)
-    moving, computing = (
-        lambda half: PASSES * 128 * numbers * (2 if half else 4) / bandwidth,
-        3 * 128 * operations / peak)
+    bandwidth, peak = limits(device)
+    best = partial(_best, *forward_costs(model, side), bandwidth, peak)
+    moving, computing = best(device.type == 'cuda')
     print(f'{device_name(device)}: {bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.1f} TFLOP/s; '
         f'{model}, images of {side} pixels, batch 128, an update every {update_every} steps')
-    print('times of one model in ms; '
-        f'a step at that bandwidth {1000 * moving(device.type == "cuda"):.2f}, '
-        f'at that speed of arithmetic {1000 * computing:.2f}')
+    print(f'times of one model in ms; a step at that bandwidth {moving:.2f}, '
+        f'at that speed of arithmetic {computing:.2f}')
     print(f'{"":10} {"models":>6} {"step":>7} {"update":>7} {"whole":>7} '
         f'{"images/s":>9} {"bandwidth":>9} {"arithmetic":>10} {"loop costs":>10}')
-    for what, k, options in rows:
+    rows = [('eager', 1, dict(fast=False))]
+    if device.type == 'cuda': rows.append(('recorded', 1, {}))
+    for what, k, options in [*rows, *[('stacked', k, {}) for k in stacks]]:
         stack = random_stack(k, model, num_classes=num_classes, side=side,
             update_every=update_every, device=device, **options)
         step, update = [1000 * s / k for s in time_training(stack, **counts)]
-        whole, loop = step + update / update_every, update / update_every / step
-        used = f'{1000 * moving(stack.half) / whole:9.0%} {1000 * computing / step:10.0%}'
-        print(f'{what:10} {k:6} {step:7.2f} {update:7.1f} {whole:7.2f} '
-            f'{128000 / whole:9.0f} {used} {loop:10.0%}', flush=True)
+        _print_row(what, k, step, update, update_every, *best(stack.half))
         del stack
 
 # %% ../nbs/09_bench.ipynb #165bcb1e

@@ -191,6 +191,29 @@ def _example(classifier): # `Classifier`
     rows = first.mean + first.std * torch.randn(3, *shape, generator=g)
     return 'features', 'columns in the order of feature_names, float32 (n, d)', rows.flatten(1)
 
+def _onnx_model(classifier, name, said, given): # `Classifier`; what `_example` returns
+    "The model of ONNX, for any number of examples, with all a user needs to know in its metadata"
+    import onnx
+    model = torch.onnx.export(classifier, (given,), input_names=[name], output_names=['scores'],
+        dynamic_shapes=[{0: torch.export.Dim('n')}], dynamo=True, verbose=False).model_proto
+    for node in model.graph.node: del node.metadata_props[:]
+    facts = dict(id=classifier.id, model=classifier.model,
+        class_names=json.dumps(classifier.class_names), input=said,
+        prediction='argmax of scores, no further adjustment')
+    if classifier.feature_names: facts['feature_names'] = json.dumps(classifier.feature_names)
+    onnx.helper.set_model_props(model, facts)
+    return model
+
+# %% ../nbs/07c_predict.ipynb #1faff28c
+def _difference(classifier, session, x, tolerance): # `Classifier`; of ONNX Runtime; input
+    "The largest between the two networks' scores; too large a one is refused"
+    with torch.no_grad(): expected = classifier(x)
+    scores, = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    worst = (torch.from_numpy(scores) - expected).abs().max().item()
+    if not worst <= tolerance * max(1, expected.abs().max().item()):
+        raise RuntimeError(f'ONNX Runtime and PyTorch differ by {worst:.2g}; nothing was written')
+    return worst
+
 def export_onnx(
     folder, # Of a finished run with its weights
     tolerance=1e-4 # Of scores, relative to the largest (or absolute, below 1)
@@ -202,28 +225,10 @@ def export_onnx(
     if missing:
         raise InputError(f"export needs {' and '.join(missing)}; "
             "pip install 'ncdo[onnx]' brings what it needs")
-    import onnx, onnxruntime
+    import onnxruntime
     name, said, given = _example(classifier)
-    names, any_number = (
-        dict(input_names=[name], output_names=['scores']), [{0: torch.export.Dim('n')}])
-    program = torch.onnx.export(classifier, (given,), **names,
-        dynamic_shapes=any_number, dynamo=True, verbose=False)
-    model = program.model_proto
-    for node in model.graph.node: del node.metadata_props[:]
-    facts = dict(id=classifier.id, model=classifier.model,
-        class_names=json.dumps(classifier.class_names), input=said,
-        prediction='argmax of scores, no further adjustment')
-    if classifier.feature_names: facts['feature_names'] = json.dumps(classifier.feature_names)
-    onnx.helper.set_model_props(model, facts)
-    content, worst = model.SerializeToString(), 0.
+    content = _onnx_model(classifier, name, said, given).SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=['CPUExecutionProvider'])
-    for x in (given, given[:1]):
-        with torch.no_grad(): expected = classifier(x)
-        difference = (torch.from_numpy(session.run(None, {name: x.numpy()})[0])
-            - expected).abs().max().item()
-        if not difference <= tolerance * max(1, expected.abs().max().item()):
-            raise RuntimeError(f'ONNX Runtime and PyTorch differ by {difference:.2g}; '
-                'nothing was written')
-        worst = max(worst, difference)
+    differences = [_difference(classifier, session, x, tolerance) for x in (given, given[:1])]
     write_atomically(Path(folder) / 'model.onnx', content)
-    return Path(folder) / 'model.onnx', worst
+    return Path(folder) / 'model.onnx', max(differences)

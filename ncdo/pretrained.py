@@ -300,6 +300,15 @@ def head_input(
         return z.flatten(2).mean(-1) if z.ndim > 2 else z
     return features
 
+def _body(start, shape, device): # `Start`; of images; where to compute
+    "A function of pixels of 0 to 255 that gives what the head sees, on the CPU"
+    model = start.said.model
+    net = build(model, shape, 2, [0])
+    head = start.enter(net, model, shape, 2)
+    features = head_input(net.eval().to(device), head[0], model_source(model) == 'ncdo')
+    mean, std = [t.view(-1, 1, 1).to(device) for t in (start.mean, start.std)]
+    return lambda x: features((x.to(device, torch.float32) - mean) / std).float().cpu()
+
 # %% ../nbs/04c_pretrained.ipynb #9a6b08c3
 @torch.no_grad()
 def embed(
@@ -312,7 +321,8 @@ def embed(
 ): # Dict of arrays: X, files and, for folders of classes, y and class_names
     "Features of images: what the head of a network sees of each"
     files, y = found_images(folder)
-    start, device = Start(model, weights), pick_device(device)
+    start = Start(model, weights)
+    device = pick_device(device)
     if start.mean is None:
         raise InputError(f'weights {weights} do not say how images are to be normalised; '
             'give those of torchvision, timm or a run')
@@ -321,20 +331,15 @@ def embed(
             'give those of images')
     channels, height, width = start.said.shape
     if image_size: height = width = image_size
-    name, shape = start.said.model, (channels, height, width)
-    net = build(name, shape, 2, [0])
-    head = start.enter(net, name, shape, 2)
-    features = head_input(net.eval().to(device), head[0], model_source(name) == 'ncdo')
-    mean, std = [t.view(-1, 1, 1).to(device) for t in (start.mean, start.std)]
-    read, X = lambda f: read_image(f, (width, height), channels), []
+    features = _body(start, (channels, height, width), device)
+    read = lambda f: read_image(f, (width, height), channels)
+    X = []
     with ThreadPoolExecutor() as pool:
         for i in range(0, len(files), batch):
-            pixels = torch.stack([*pool.map(read, files[i:i + batch])]).to(device, torch.float32)
-            X.append(features((pixels - mean) / std).float().cpu())
-    names = [str(f.relative_to(folder)) for f in files]
-    found = dict(X=torch.cat(X).numpy(), files=np.array(names))
-    if y: found |= dict(y=np.array(y), class_names=np.array(list(dict.fromkeys(y))))
-    return found
+            X.append(features(torch.stack([*pool.map(read, files[i:i + batch])])))
+    made = dict(X=torch.cat(X).numpy(), files=np.array([str(f.relative_to(folder)) for f in files]))
+    if y: made |= dict(y=np.array(y), class_names=np.array(list(dict.fromkeys(y))))
+    return made
 
 def write_arrays(path, arrays): # File; {name: array}
     "Write an .npz in one move"

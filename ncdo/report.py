@@ -9,6 +9,7 @@ __all__ = ['BLUE', 'ORANGE', 'GREY', 'STYLE', 'PAGE', 'PAGE_END', 'FIGURES', 'pe
 
 # %% ../nbs/07b_report.ipynb #e2b0f851
 import base64, functools, io, tempfile, torch, numpy as np
+from fastcore.basics import patch
 from pathlib import Path
 from .runs import GOALS, SETTINGS, most_frequent, names_of
 from .runs import post_shift_run, read_record, spec_of, things_of
@@ -46,42 +47,6 @@ class Run:
             raise InputError(f'{self.folder / "record.json"} is not a record of this version '
                 f'of ncdo ({type(e).__name__}: {e})') from None
 
-    def _read(self, r):
-        self.spec, counts = spec_of(r), torch.tensor(r['class_counts'], dtype=torch.float64)
-        self.m, self.counts, self.priors = len(counts), counts.long(), counts / counts.sum()
-        self.names, self.things = names_of(r), things_of(r)
-        self.problem, self.groups = (self.spec.problem(self.priors, names=self.names),
-            self.spec.class_groups(self.priors))
-        self.order = counts.argsort(descending=True, stable=True)
-        self.dataset = Path(self.spec.dataset).name
-        self.confusion = {part: torch.tensor(r[part]['confusion'], dtype=torch.float64)
-            for part in ('validation', 'test')}
-        self.test_counts = self.confusion['test'].sum(1).long()
-        self.goal = self.spec.goal
-        self.quantity, self.overall, s = (
-            self.goal.quantity, self.goal.overall, self.spec.at(self.names))
-        target = self.goal.target(s, self.m)
-        by_group = self.groups is not None and 'groups' in self.spec.asks
-        self.units = self.problem.names if by_group else self.names
-        self.targets = (None if target is None
-            else target.tolist() if torch.is_tensor(target) else [target] * len(self.units))
-        self.target = (self.targets[0] if self.targets and len(set(self.targets)) == 1
-            else None) # Where all have the same
-        each = ('head or tail' if by_group
-            else 'any class' if self.problem.domain == 'simplex' else 'every class')
-        told = {k: in_words(v, self.units) for k, v in dict(
-            tau=s.tau, fraction=s.fraction, target=0 if target is None else target).items()}
-        asked = dict(alpha=s.alpha, beta=s.beta, worst_k=s.worst_of(self.m),
-            background=s.background, class_index=s.class_index)
-        wanted = self.goal.wanted.replace('on images', f'on {self.things}')
-        self.wanted, self.target_told = (
-            wanted.format(each=each, **asked, **told), told['target'])
-        if s.constraint:
-            self.wanted += ('; besides, '
-                + GOALS[s.constraint].wanted.partition('while ')[2].format(each=each, **told))
-        self.uneven = self.targets is not None and self.target is None
-        self.lowest = f'smallest {self.quantity}' + (' less its target' if self.uneven else '')
-
     def values(self, C): # (..., m, m) confusion, counts or shares
         "The goal's quantity, (..., k), of each class or of head and tail"
         v = self.goal.values(C / C.sum((-2, -1), keepdim=True), self.priors)
@@ -98,6 +63,52 @@ class Run:
         return (average_recall(C) if self.overall == 'average recall'
             else self.problem.objective(C / C.sum((-2, -1), keepdim=True)))
 
+# %% ../nbs/07b_report.ipynb #67c3fb95
+@patch
+def _read(self:Run, record):
+    "Its classes and what came out, its goal, and the goal in words"
+    self.spec = spec_of(record)
+    self.dataset = Path(self.spec.dataset).name
+    counts = torch.tensor(record['class_counts'], dtype=torch.float64)
+    self.m, self.counts, self.priors = len(counts), counts.long(), counts / counts.sum()
+    self.order = counts.argsort(descending=True, stable=True)
+    self.names, self.things = names_of(record), things_of(record)
+    self.problem = self.spec.problem(self.priors, names=self.names)
+    self.groups = self.spec.class_groups(self.priors)
+    self.confusion = {part: torch.tensor(record[part]['confusion'], dtype=torch.float64)
+        for part in ('validation', 'test')}
+    self.test_counts = self.confusion['test'].sum(1).long()
+    self._read_goal()
+    self.wanted = self._in_words()
+
+@patch
+def _read_goal(self:Run):
+    "What the goal looks at, in which classes or groups, and the target of each"
+    self.goal = self.spec.goal
+    self.quantity, self.overall = self.goal.quantity, self.goal.overall
+    self.by_group = self.groups is not None and 'groups' in self.spec.asks
+    self.units = self.problem.names if self.by_group else self.names
+    target = self.goal.target(self.spec.at(self.names), self.m)
+    each = target.tolist() if torch.is_tensor(target) else [target] * len(self.units)
+    self.targets = None if target is None else each
+    self.uneven = len(set(each)) > 1
+    self.target = None if self.uneven else each[0]
+    self.target_told = in_words(0 if target is None else target, self.units)
+    self.lowest = f'smallest {self.quantity}' + (' less its target' if self.uneven else '')
+
+@patch
+def _in_words(self:Run):
+    "What was wanted, and what besides"
+    s = self.spec.at(self.names)
+    each = 'any class' if self.problem.domain == 'simplex' else 'every class'
+    told = vars(s) | dict(each='head or tail' if self.by_group else each,
+        tau=in_words(s.tau, self.units), fraction=in_words(s.fraction, self.units),
+        target=self.target_told, worst_k=s.worst_of(self.m))
+    wanted = self.goal.wanted.replace('on images', f'on {self.things}').format(**told)
+    if not s.constraint: return wanted
+    besides = GOALS[s.constraint].wanted.partition('while ')[2].format(**told)
+    return f'{wanted}; besides, {besides}'
+
 # %% ../nbs/07b_report.ipynb #76a83c42
 def drawn_again(
     counts, # (m, m) confusion matrix, in images
@@ -109,38 +120,37 @@ def drawn_again(
     p = np.where(images[:, None] > 0, rows / images[:, None].clip(1), 1 / m)
     return torch.from_numpy(np.random.default_rng(0).multinomial(images, p, (n, m))).double()
 
+def _said(run, part, met, known): # `Run`; 'validation' or 'test'; (k,) of the constraints
+    "In words, what came of the goal on one sample"
+    values = run.values(run.confusion[part])
+    worst = int(values.nan_to_num(nan=torch.inf).argmin())
+    ties = int((values == values[worst]).sum()) - 1
+    kind = 'class ' if len(run.units) == run.m else ''
+    who = f'{kind}{run.units[worst]}' + (f' and {ties} more' if ties else '')
+    said = [f'the smallest {run.quantity} is {percent(values[worst].item())} ({who}), '
+        f'the {run.overall} {percent(run.total(run.confusion[part]).item())}']
+    if run.targets:
+        said.insert(0, f'{int((met & known).sum())} of {int(known.sum())} targets are met')
+    if run.spec.constraint:
+        kept = '' if met[run.problem.demanded].all() else 'not '
+        said.append(f'the constraints on {run.spec.constraint} are {kept}met')
+    return '; '.join(said)
+
 def judge(run): # `Run`
     "What came of the goal: a row for each class or group, and a sentence for each sample"
-    v = {part: run.values(C) for part, C in run.confusion.items()}
+    violations = {part: run.problem.violations(C / C.sum()) for part, C in run.confusion.items()}
+    met = {part: run.problem.met(v, run.spec.tolerance) for part, v in violations.items()}
+    said = {part: _said(run, part, met[part], ~v.isnan()) for part, v in violations.items()}
+    values = {part: run.values(C) for part, C in run.confusion.items()}
     error = run.values(drawn_again(run.confusion['test'])).std(0)
-    violations = {part: run.problem.violations(C / C.sum())
-        for part, C in run.confusion.items()}
-    met = ({part: run.problem.met(x, run.spec.tolerance) for part, x in violations.items()}
-        if run.targets is not None else None)
-    passed = [{p: bool(met[p][i]) for p in v} if met else None for i in range(len(run.units))]
-    wanted = run.targets or [None] * len(run.units)
-    rows = [dict(name=n, target=wanted[i], error=error[i].item(), met=passed[i],
-        **{p: v[p][i].item() for p in v}) for i, n in enumerate(run.units)]
-    said, kind = {}, 'class ' if len(run.units) == run.m else ''
-    for part, C in run.confusion.items():
-        worst = int(v[part].nan_to_num(nan=torch.inf).argmin())
-        ties = int((v[part] == v[part][worst]).sum()) - 1
-        lowest = (f'the smallest {run.quantity} is {percent(v[part][worst].item())} '
-            f'({kind}{run.units[worst]}' + (f' and {ties} more)' if ties else ')'))
-        known = ~violations[part].isnan()
-        aims = (f'{int((met[part] & known).sum())} of {int(known.sum())} targets are met; '
-            if met else '')
-        said[part] = f'{aims}{lowest}, the {run.overall} {percent(run.total(C).item())}'
+    targets = run.targets or [None] * len(run.units)
+    rows = [dict(name=name, target=targets[i], error=error[i].item(),
+        met={part: bool(x[i]) for part, x in met.items()} if run.targets else None,
+        **{part: v[i].item() for part, v in values.items()}) for i, name in enumerate(run.units)]
     misses = [(r['target'] - r['test']) / max(r['error'], 1e-9) for r in rows
-        if met and not r['met']['test'] and r['test'] == r['test']]
-    besides = ({p: run.problem.met(x, run.spec.tolerance)[run.problem.demanded].all()
-        for p, x in violations.items()} if run.spec.constraint else {})
-    for part in besides:
-        said[part] += (f'; the constraints on {run.spec.constraint} are '
-            f"{'' if besides[part] else 'not '}met")
-    return dict(rows=rows, said=said,
-        met={p: bool(m.all()) for p, m in met.items()} if met else None,
-        miss=max(misses, default=0))
+        if run.targets and not r['met']['test'] and r['test'] == r['test']]
+    return dict(rows=rows, said=said, miss=max(misses, default=0),
+        met={part: bool(x.all()) for part, x in met.items()} if run.targets else None)
 
 # %% ../nbs/07b_report.ipynb #5be19d4d
 BLUE, ORANGE, GREY = '#0173b2', '#d55e00', '.6' # Of seaborn's colour-blind palette
@@ -161,39 +171,44 @@ def _styled(draw):
     return styled
 
 # %% ../nbs/07b_report.ipynb #57af8f51
+def _draw_sizes(ax, run): # Axes; `Run`
+    "How many training images each class has"
+    bars = ax.bar(range(run.m), run.counts[run.order].numpy(), color='.75')
+    ax.set(yscale='log', ylim=(.8, 3 * run.counts.max().item()), ylabel=f'training\n{run.things}',
+        title='How often each class is recognised, from the largest class to the smallest')
+    ax.yaxis.set_major_formatter('{x:g}')
+    if run.m <= 30: ax.bar_label(bars, fontsize=8)
+
+def _draw_recalls(ax, run): # Axes; `Run`
+    "Each class's recall on both samples, with the lowest by name, and what was asked for"
+    o, x = run.order, np.arange(run.m)
+    test, validation = [recall(run.confusion[p])[o].numpy() for p in ('test', 'validation')]
+    between = recall_intervals(run.confusion['test'].diagonal()[o], run.test_counts[o])
+    ax.vlines(x, *between.numpy(), color=BLUE, alpha=.35, lw=2, label='95% interval')
+    ax.plot(x, validation, 'o', mfc='none', color=GREY, ms=5, label=f'validation {run.things}')
+    ax.plot(x, test, 'o', color=BLUE, ms=5, label=f'test {run.things}')
+    low = np.argsort(test, kind='stable')[:1 if run.m <= 30 else 5]
+    names = '\n'.join(short_name(run.names[i]) for i in o[low])
+    ax.plot(low, test[low], 'o', color=ORANGE, ms=7, label=f'lowest on test {run.things}:\n{names}')
+    ax.axhline(np.nanmean(test), color=BLUE, ls=':', lw=1, label='average, test')
+    look = dict(color='k', ls='--', lw=1)
+    if run.quantity == 'recall' and run.target: ax.axhline(run.target, label='target', **look)
+    elif run.quantity == 'recall' and run.uneven:
+        ax.hlines(np.array(run.targets)[o], x - .4, x + .4, label='target of each class', **look)
+
 @_styled
 def draw_recall(run): # `Run`
     "Class sizes, and below them each class's recall"
     import matplotlib.pyplot as plt
-    o, x, C, few = run.order, np.arange(run.m), run.confusion['test'], run.m <= 30
     fig, (top, ax) = plt.subplots(2, 1, figsize=(9, 4.8), layout='constrained',
         sharex=True, height_ratios=(1, 3))
-    bars = top.bar(x, run.counts[o].numpy(), color='.75')
-    top.set(yscale='log', ylim=(.8, 3 * run.counts.max().item()),
-        ylabel=f'training\n{run.things}',
-        title='How often each class is recognised, from the largest class to the smallest')
-    top.yaxis.set_major_formatter('{x:g}')
-    if few: top.bar_label(bars, fontsize=8)
-    test, validation = [recall(run.confusion[p])[o].numpy() for p in ('test', 'validation')]
-    between = recall_intervals(C.diagonal()[o], run.test_counts[o])
-    ax.vlines(x, *between.numpy(), color=BLUE, alpha=.35, lw=2, label='95% interval')
-    ax.plot(x, validation, 'o', mfc='none', color=GREY, ms=5, label=f'validation {run.things}')
-    ax.plot(x, test, 'o', color=BLUE, ms=5, label=f'test {run.things}')
-    low = np.argsort(test, kind='stable')[:1 if few else 5]
-    ax.plot(low, test[low], 'o', color=ORANGE, ms=7, label=f'lowest on test {run.things}:\n'
-        + '\n'.join(short_name(run.names[i]) for i in o[low]))
-    ax.axhline(np.nanmean(test), color=BLUE, ls=':', lw=1, label='average, test')
-    if run.quantity == 'recall' and run.target:
-        ax.axhline(run.target, color='k', ls='--', lw=1, label='target')
-    elif run.quantity == 'recall' and run.uneven:
-        ax.hlines(np.array(run.targets)[o], x - .4, x + .4, color='k', ls='--', lw=1,
-            label='target of each class')
+    _draw_sizes(top, run)
+    _draw_recalls(ax, run)
     ax.set(ylabel='recall', ylim=(-.08, 1.04), xlim=(-.7, run.m - .3),
-        xlabel='class' if few else f'classes, most training {run.things} first')
+        xlabel='class' if run.m <= 30 else f'classes, most training {run.things} first')
     ax.yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
-    names = [short_name(run.names[i]) for i in o]
-    ax.set_xticks(x if few else [], names if few else [],
-        rotation=90 if sum(map(len, names)) > 90 else 0)
+    names = [short_name(run.names[i]) for i in run.order] if run.m <= 30 else []
+    ax.set_xticks(range(len(names)), names, rotation=90 if sum(map(len, names)) > 90 else 0)
     ax.legend(loc='center left', bbox_to_anchor=(1, .5), frameon=False)
     return fig
 
@@ -235,43 +250,49 @@ def mistakes(run, n=8): # `Run`; how many
         images=int(C[i, j])) for i, j in top if C[i, j] > 0]
 
 # %% ../nbs/07b_report.ipynb #a85e202b
+def _history(run): # `Run`
+    "(n,) steps, (n, u) prices and values at them, and u names"
+    history = run.record['history']
+    table = lambda key: torch.tensor([e[key] for e in history], dtype=torch.float64)
+    values = run.problem.outcomes(-table('violations')).numpy()
+    u = values.shape[1]
+    prices = run.problem.prices(table('multipliers'))[:, :u].numpy()
+    names = run.units if len(run.units) == u else run.problem.names
+    return [e['step'] for e in history], prices, values, names
+
+def _draw_lines(ax, step, lines, names, colours): # Axes; (n,); (n, u); u names; {which: colour}
+    "Those with a colour by name; the others grey, and as a band if they are many"
+    others = [i for i in range(lines.shape[1]) if i not in colours]
+    if len(others) > 12:
+        ax.fill_between(step, *np.quantile(lines[:, others], (.1, .9), axis=1),
+            color='.87', label='others, middle 80%')
+    else: ax.plot(step, lines[:, others], color='.85', lw=.8)
+    for i, colour in reversed(colours.items()):
+        ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(names[i]))
+
 @_styled
 def draw_history(run): # `Run`
     "Multipliers and what they achieved on validation data, over training"
     import matplotlib.pyplot as plt
-    h, problem, names = run.record['history'], run.problem, run.units
-    step, found = ([e['step'] for e in h],
-        -torch.tensor([e['violations'] for e in h], dtype=torch.float64))
-    value = problem.outcomes(found).numpy()
-    price = problem.prices(torch.tensor([e['multipliers'] for e in h],
-        dtype=torch.float64))[:, :value.shape[1]].numpy()
-    against = problem.demands and value.shape[1] == problem.k
-    if len(names) != value.shape[1]: names = problem.names
-    fig, axs = plt.subplots(1, 2, figsize=(9, 3.6), layout='constrained')
-    chosen = np.argsort(-price[-1], kind='stable')[:6]
-    colours = dict(zip(chosen.tolist(),
-        ('#0173b2', '#de8f05', '#029e73', '#d55e00', '#cc78bc', '#56b4e9')))
-    others = [i for i in range(value.shape[1]) if i not in colours]
-    for ax, lines in zip(axs, (price, value)):
-        if len(others) > 12:
-            ax.fill_between(step, *np.quantile(lines[:, others], (.1, .9), axis=1),
-                color='.87', label='others, middle 80%')
-        else: ax.plot(step, lines[:, others], color='.85', lw=.8)
-        for i, colour in reversed(colours.items()):
-            ax.plot(step, lines[:, i], color=colour, lw=1.4, label=short_name(names[i]))
-    who = 'each class was' if run.groups is None else 'head and tail were'
-    axs[0].set(xlabel='training step', ylabel='multiplier, or price',
-        title=f'What {who} worth', ylim=0)
-    axs[1].set(xlabel='training step', title=f'What it got, on validation {run.things}',
+    step, prices, values, names = _history(run)
+    highest = np.argsort(-prices[-1], kind='stable').tolist()
+    colours = dict(zip(highest, ('#0173b2', '#de8f05', '#029e73', '#d55e00', '#cc78bc', '#56b4e9')))
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout='constrained')
+    _draw_lines(left, step, prices, names, colours)
+    _draw_lines(right, step, values, names, colours)
+    worth = 'What each class was worth' if run.groups is None else 'What head and tail were worth'
+    left.set(xlabel='training step', ylabel='multiplier, or price', title=worth, ylim=0)
+    against = run.problem.demands and len(highest) == run.problem.k
+    right.set(xlabel='training step', title=f'What it got, on validation {run.things}',
         ylabel='value less target' if against else run.quantity)
-    if against: axs[1].axhline(0, color='k', lw=1)
-    else: axs[1].yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
-    settled = value[len(value) // 6:]
+    if against: right.axhline(0, color='k', lw=1)
+    else: right.yaxis.set_major_formatter(lambda v, _: f'{v:.0%}')
+    settled = values[len(values) // 6:] # Values swing most in the first sixth
     spread = np.nanmax(np.abs(settled - np.nanmean(settled)))
     room = .1 * spread if spread > 1e-6 else .01
-    axs[1].set_ylim(np.nanmin(settled) - room, np.nanmax(settled) + room)
-    handles, labels = axs[0].get_legend_handles_labels()
-    title = 'highest at the end' if others else None
+    right.set_ylim(np.nanmin(settled) - room, np.nanmax(settled) + room)
+    handles, labels = left.get_legend_handles_labels()
+    title = 'highest at the end' if len(highest) > len(colours) else None
     fig.legend(handles[::-1], labels[::-1], title=title, loc='outside right center', frameon=False)
     return fig
 

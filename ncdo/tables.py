@@ -204,6 +204,28 @@ def save_figure(figure, out, name): # Matplotlib figure; folder; file name witho
         write_atomically(Path(out) / f'{name}.{kind}', content)
 
 # %% ../nbs/07e_tables.ipynb #39c9c601
+def _draw_panel(ax, table, dataset, metric, methods, unseen): # `methods` from the top
+    "One metric of one data set beside the paper's; ours on validation data too, if `unseen`"
+    import seaborn as sns
+    blue, orange = sns.color_palette('colorblind')[:2]
+    has_paper = table[table.dataset == dataset].paper.notna().any()
+    theirs = dataset if has_paper else source_of(dataset).beside or dataset
+    y = np.arange(len(methods))[::-1]
+    rows = lambda dataset, metric: (table[(table.dataset == dataset) & (table.metric == metric)]
+        .set_index('method').reindex(methods))
+    ours = rows(dataset, metric)
+    ax.errorbar(ours['mean'], y, xerr=ours.se, fmt='o', color=blue, capsize=3, label='ours')
+    if unseen:
+        ax.plot(rows(dataset, f'validation_{metric}')['mean'], y, 'o', mfc='none', color=blue,
+            label='ours, validation data')
+    ax.plot(rows(theirs, metric).paper, y, '|', color=orange, ms=15, mew=2.5,
+        label='paper' if theirs == dataset else f'paper, {theirs}')
+    better = '' if 'coverage' in metric else ', better →'
+    ax.set(xlabel=f'{LABELS[metric]} (test data){better}', ylim=(-.6, len(methods) - .4),
+        yticks=y, yticklabels=methods)
+    ax.margins(x=.08)
+    ax.locator_params(axis='x', nbins=7)
+
 def draw_table(
     table, # Tidy table
     measures, # {dataset: metrics}, as for `tidy_table`
@@ -213,34 +235,14 @@ def draw_table(
     import matplotlib.pyplot as plt, seaborn as sns
     style = {'axes.spines.top': False, 'axes.spines.right': False,
         'axes.grid': True, 'axes.grid.axis': 'x'}
+    methods = methods_of(table[table.n > 0])
     with sns.axes_style('ticks', style), sns.plotting_context('paper', 1.1):
-        colours = sns.color_palette('colorblind')
         fig, axs = plt.subplots(len(measures), 2, figsize=(9.5, .6 + 2.5 * len(measures)),
             layout='constrained', squeeze=False, sharey=True)
-        methods = methods_of(table[table.n > 0])
-        y = np.arange(len(methods))[::-1]
-        for row, (dataset, names) in zip(axs, measures.items()):
-            theirs = (dataset if table[table.dataset == dataset].paper.notna().any()
-                else source_of(dataset).beside or dataset)
+        for row, (dataset, metrics) in zip(axs, measures.items()):
             row[0].set_title(dataset, loc='left')
-            for ax, name in zip(row, names):
-                pick = lambda d: (table[(table.dataset == d) & (table.metric == name)]
-                    .set_index('method').reindex(methods))
-                ax.errorbar(pick(dataset)['mean'], y, xerr=pick(dataset).se, fmt='o',
-                    color=colours[0], capsize=3, label='ours')
-                unseen = pick(dataset).index.map(
-                    table[(table.dataset == dataset) & (table.metric == f'validation_{name}')]
-                    .set_index('method')['mean'])
-                if name != names[0]:
-                    ax.plot(unseen, y, 'o', mfc='none', color=colours[0],
-                        label='ours, validation data')
-                ax.plot(pick(theirs).paper, y, '|', color=colours[1], ms=15, mew=2.5,
-                    label='paper' if theirs == dataset else f'paper, {theirs}')
-                better = '' if 'coverage' in name else ', better →'
-                ax.set(xlabel=f'{LABELS[name]} (test data){better}', ylim=(-.6, len(methods) - .4),
-                    yticks=y, yticklabels=methods)
-                ax.margins(x=.08)
-                ax.locator_params(axis='x', nbins=7)
+            for ax, metric in zip(row, metrics):
+                _draw_panel(ax, table, dataset, metric, methods, unseen=metric != metrics[0])
             if targets: row[1].axvline(targets[dataset], color='.3', ls=':', label='target')
         handles = {l: h for ax in axs[:, 1] for h, l in zip(*ax.get_legend_handles_labels())}
         names = sorted(handles)
