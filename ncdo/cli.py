@@ -9,7 +9,7 @@ __all__ = ['app', 'SHIFTED', 'summary', 'check_place', 'check_device', 'whole_or
            'report', 'predict', 'export', 'embed', 'planned', 'plan', 'main']
 
 # %% ../nbs/08_cli.ipynb #56b3a4ca
-import contextlib, dataclasses, inspect, json, os, sys, torch, warnings
+import contextlib, dataclasses, inspect, json, math, os, sys, torch, warnings
 from pathlib import Path
 
 try: import typer # Comes with all that the rooms below need
@@ -26,7 +26,7 @@ from .runs import same_data, things_of
 from .schedule import compute, pack, run_stack, runs_in
 from .studies import borrow, draw_studies, notebook_parameters, on_record, settled, shift_runs
 from .studies import studies, studies_at, study_files, study_fingerprint, study_runs
-from .samples import chance_to_certify, expected_reading, hits_needed
+from .samples import _size, chance_to_certify, expected_reading, hits_needed
 from .samples import images_needed, recall_needed, tenth_of
 from .common import check_value, optional, write_atomically
 from .training import Recipe
@@ -193,8 +193,8 @@ def train(
     given = asked_for(given)
     check_asked(objective, given)
     if epochs is not None: check_value('epochs', epochs, 'positive')
+    _size(ensemble, 'ensemble', 1000)
     spec, loaded = described(dataset, objective, loss, seed, preset, teacher, epochs, data, given)
-    check_value('ensemble', ensemble, 'count')
     if shared and ensemble < 2:
         raise InputError('--shared is for an ensemble; add --ensemble 4, say')
     if shared and not spec.measured:
@@ -223,12 +223,18 @@ def described(
     spec = recipe_spec(preset, dataset, objective, loss, seed, own, **given)
     loaded = own or spec.data(data)
     if spec.weights: spec = dataclasses.replace(spec, model=_as_seen(spec, loaded))
-    steps = (round(epochs * len(loaded.train) / spec.recipe.batch_size) if epochs
+    steps = (_steps_of(epochs, len(loaded.train), spec.recipe.batch_size) if epochs
         else given.get('steps'))
     pace = {} if steps is None else dict(steps=steps)
     if own and steps and 'update_every' not in given: pace['update_every'] = -(-steps // UPDATES)
     return dataclasses.replace(spec, recipe=dataclasses.replace(spec.recipe, **pace)).settled(
         loaded.class_names), loaded
+
+def _steps_of(epochs, n, batch_size): # Epochs; training images, in all and a step
+    steps = round(epochs * n / batch_size)
+    if steps: return steps
+    raise InputError(f'epochs is {epochs:g}, of {n} images: not one step of {batch_size}; '
+        f'give at least {math.ceil(1e4 * batch_size / n) / 1e4:g}')
 
 def _taught(teacher, given): # Folder of a finished run; {option: value}
     "What a student takes over from its teacher"
@@ -544,8 +550,8 @@ def planned(classes, images, target, delta, recall): # As `ncdo plan` has them
     k, r = hits_needed(target, images, delta), recall_needed(target, images, classes, delta)
     reads = expected_reading(classes, images, r)
     lines = [
-        (f'{classes} classes, {images} images of each: a recall of {target:g} '
-            f'of every class is certified (confidence {1 - delta:.4g})'),
+        (f'{classes} classes, {images} images of each: a recall of {target:.15g} '
+            f'of every class is certified (confidence {1 - delta:.15g})'),
         f'  if the worst class reads at least {k / images:.3f} ({k} of {images});',
         (f'  in 9 of 10 samples if every true recall is {r:.3f} '
             f'(the worst then reads {reads:.3f} on average)')]
@@ -559,9 +565,9 @@ def planned(classes, images, target, delta, recall): # As `ncdo plan` has them
     chance = chance_to_certify(target, images, classes, recall, delta)
     read, true = [images_needed(target, classes, recall, delta, c) for c in (None, .9)]
     return [*lines,
-        (f'with true recalls of {recall:g}, {images} images of each class certify it '
+        (f'with true recalls of {recall:.15g}, {images} images of each class certify it '
             f'in {chance:.0%} of the samples;'),
-        f'  {true} images in 9 of 10; and {read} images do if the worst class reads {recall:g}']
+        f'  {true} images in 9 of 10; and {read} images do if the worst class reads {recall:.15g}']
 
 @app.command()
 # chkstyle: ignore-node
@@ -575,8 +581,8 @@ def plan(
 ):
     """Say what a test sample can certify:
     which recall of the worst class, and how many images a target takes"""
-    for name, value in {'classes': classes, 'per-class': per_class}.items():
-        check_value(name, value, 'count')
+    for name, value in {'classes': classes, 'per-class': per_class}.items(): _size(value, name)
+    if recall is not None: check_value('recall', recall, 'share')
     print('\n'.join(planned(classes, per_class, target, delta, recall)))
 
 # %% ../nbs/08_cli.ipynb #bb226c7b

@@ -11,7 +11,8 @@ __all__ = ['TINY_IMAGENET_COUNTS', 'DATASETS', 'PATHS', 'long_tail_counts', 'cal
 import dataclasses, functools, hashlib, math, os, torch, numpy as np
 from pathlib import Path
 from .columns import TABLES, archive_rows, part_arrays, table_rows
-from .gains import InputError, class_priors
+from .common import check_value
+from .gains import InputError, _number, _whole, class_priors
 from .images import ARRAYS, PART_FOLDERS, archive_images, class_files, dataset_images
 from .images import decode_files, file_stamp, folder_images, join_arrays, read_npz, walk
 
@@ -22,9 +23,9 @@ def long_tail_counts(
     imbalance_ratio # Largest class over smallest
 ): # List of m integers
     "Examples to keep of each class, falling exponentially"
-    if imbalance_ratio < 1:
-        raise InputError(f'imbalance_ratio is {imbalance_ratio}; '
-            'it is largest over smallest class, so at least 1')
+    largest, num_classes = _whole(largest, 'largest', 1), _whole(num_classes, 'num_classes', 2)
+    imbalance_ratio = _number(imbalance_ratio, 'imbalance_ratio', lambda r: r >= 1,
+        'be at least 1: largest over smallest class')
     exact = [largest * imbalance_ratio ** (-k / (num_classes - 1)) for k in range(num_classes)]
     return [math.floor(round(n, 6)) for n in exact]
 
@@ -130,7 +131,8 @@ def _image_pool(name, root):
 # %% ../nbs/03_data.ipynb #0e76925e
 def _data_root(name, root):
     if root is None: raise InputError(f'{name} needs a data root; give --data DIR or set NCDO_DATA')
-    if not Path(root).is_dir(): raise InputError(f'data root {root} is not a folder')
+    if not isinstance(root, (str, os.PathLike)) or not Path(root).is_dir():
+        raise InputError(f'data root {root} is not a folder')
     return Path(root)
 
 def _cifar(name, root, split_seed, counts):
@@ -263,6 +265,7 @@ def own_data(
 ): # `Data`
     "`Data` from what was found in files or a data set"
     pool, labels, names, *features = found
+    split_seed = check_value('split_seed', split_seed, 'seed')
     if len(names) < 2:
         raise InputError(f"{name} has only one class, '{names[0]}'; "
             'a classifier needs two or more')
@@ -319,6 +322,9 @@ PATHS = 'a folder of images, an .npz, or a table: .csv or .parquet'
 
 def locate(dataset): # A name, or the path of a folder or file
     "The name as it is, a path made absolute"
+    if not isinstance(dataset, (str, os.PathLike)):
+        raise InputError(f"dataset is {dataset!r:.40}; use one of {', '.join(DATASETS)}, "
+            f'or the path of {PATHS}')
     if dataset in DATASETS: return dataset
     if os.path.isabs(dataset) or os.path.exists(dataset): return os.path.abspath(dataset)
     raise InputError(f"unknown data set '{dataset}'; use one of {', '.join(DATASETS)}, "
@@ -354,10 +360,8 @@ def load(
     """A data set by name or path, with its training sample
     and its fixed, disjoint validation and test samples"""
     if swapped: return load(name, root, split_seed, image_size, label=label).swapped()
-    name = locate(name)
-    if image_size is not None and image_size < 1:
-        raise InputError(f'image_size is {image_size}; '
-            'it must be at least 1 pixel')
+    name, split_seed = locate(name), check_value('split_seed', split_seed, 'seed')
+    if image_size is not None: image_size = _whole(image_size, 'image_size', 1)
     if name not in DATASETS:
         return own_data(name, _own_files(Path(name), image_size, label), split_seed)
     if image_size:
@@ -376,6 +380,7 @@ def toy_distribution(
 ): # x (n, 2) float32, y (n,), p (n, m) float64
     """Points from Gaussian clouds on a circle or square, a drawn label each,
     and their true class probabilities"""
+    n, seed = _whole(n, 'n', 1), check_value('seed', seed, 'seed')
     g, m = torch.Generator().manual_seed(seed), len(mixing)
     angle = 2 * math.pi * torch.arange(m) / m
     centres = spread / (2 * math.sin(math.pi / m)) * torch.stack([angle.cos(), angle.sin()], -1)

@@ -162,6 +162,7 @@ def objective_interval(
 
     Each row is drawn from its Dirichlet posterior, with a prior of 1/m for each cell.
     The K rules are taken as given: what another training would change is not in it."""
+    draws, seed = _whole(draws, 'draws', 1), _whole(seed, 'seed', 0)
     total = confusion.sum(-1, keepdim=True)
     counts = confusion if sizes is None else confusion / total * sizes[:, None]
     rng = np.random.default_rng(seed)

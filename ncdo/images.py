@@ -12,7 +12,7 @@ __all__ = ['IMAGES', 'PART_FOLDERS', 'ARRAYS', 'walk', 'images_in', 'part_folder
 import contextlib, functools, math, operator, os, torch, warnings, numpy as np
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from .gains import InputError
+from .gains import InputError, _ignored
 
 try: from PIL import Image, ImageOps, UnidentifiedImageError
 except ImportError: Image = None # The core does without; asked for when a file is opened
@@ -328,7 +328,8 @@ def dataset_images(
     ignore_index
 ):
     "(function that makes the pool, {part: labels}, class names) of PyTorch data sets"
-    given = {part: _items(d, part, ignore_index) for part, d in datasets.items()}
+    ignored = _ignored(ignore_index)
+    given = {part: _items(d, part, ignored) for part, d in datasets.items()}
     kinds = {(tuple(x.shape[1:]), x.dtype) for x, _ in given.values()}
     if len(kinds) > 1:
         listed = '; '.join(sorted(f'{shape} {dtype}' for shape, dtype in kinds))

@@ -22,7 +22,7 @@ from .gains import InputError, average_recall, balanced_coverage, confusion_matr
 from .gains import group_mean, head_tail_groups, nanmin, recall, worst_recall
 from .losses import KINDS
 from .postshift import PostShiftClassifier
-from .common import check_fields, check_value, option, write_atomically
+from .common import VALUES, check_each, check_fields, check_value, option, write_atomically
 from .networks import build, model_source, source_hash
 from .pretrained import OF_RUN, Start, describe, locate_weights, opened, weights_hash
 from .training import Recipe
@@ -158,9 +158,7 @@ def counted(x): # A `Spec` or `Recipe`
 # %% ../nbs/07_runs.ipynb #7a46e7c2
 TARGETS = 'tau', 'fraction' # Fields of `Spec` that classes may have their own of
 
-def _share(name, value):
-    check_value(name, value, 'share')
-    return float(value)
+def _share(name, value): return float(check_value(name, value, 'share'))
 
 def check_targets(
     name, # Of the field
@@ -214,6 +212,11 @@ def check_views(views, teacher, recipe): # As `Spec` has them
         raise InputError(f'views is {views}, but the recipe changes no image; '
             'give augment or mixup')
 
+VALUES['recipe'] = lambda v: isinstance(v, Recipe), 'a Recipe'
+
+def _field(default, kind): # No option of the command line
+    return dataclasses.field(default=default, metadata=dict(kind=kind))
+
 # %% ../nbs/07_runs.ipynb #37d6c4f3
 @dataclasses.dataclass(frozen=True)
 class Spec:
@@ -225,8 +228,8 @@ class Spec:
     objective: str = option('accuracy', f"one of {', '.join(GOALS)}")
     loss: str = option('cross-entropy', f"one of {', '.join(KINDS)}")
     step_size: float = option(.1, 'omega, of the multipliers', 'positive')
-    seed: int = option(0, 'of initialisation, order and augmentation', 'whole')
-    split_seed: int = option(0, 'of which images go where', 'whole')
+    seed: int = option(0, 'of initialisation, order and augmentation', 'seed')
+    split_seed: int = option(0, 'of which images go where', 'seed')
     groups: str = option('class', "'class' or 'head-tail'")
     tail: float = option(.1, 'share of the classes that are the tail', 'inner')
     fraction: float | tuple = option(.95, 'target of coverage constraints, '
@@ -247,10 +250,10 @@ class Spec:
         f"{', '.join(CONSTRAINTS)}")
     weighted_class: int = option(0, "of objective 'weighted-accuracy'", 'whole')
     weight: float = option(1., "of that class, where the others' is 1", 'positive')
-    teacher: str = '' # Id of the run whose scores are the labels
+    teacher: str = _field('', 'text') # Id of the run whose scores are the labels
     temperature: float = option(3., 'of the teacher', 'positive')
     gamma: float = option(.1, "of loss 'hybrid-distilled'", 'share')
-    recipe: Recipe = Recipe()
+    recipe: Recipe = _field(Recipe(), 'recipe')
     image_size: int = option(None, "side in pixels to which a folder's images are brought", 'count')
     max_multiplier: float = option(10., 'largest multiplier of a constraint', 'positive')
     tolerance: float = option(1e-3, 'violation up to which a constraint counts as met, '
@@ -266,7 +269,7 @@ class Spec:
     label: str = option('', 'column with the classes, of a table (.csv or .parquet)')
 
     def __post_init__(self):
-        object.__setattr__(self, 'team', tuple(self.team))
+        object.__setattr__(self, 'team', check_each('team', self.team, 'seed'))
         object.__setattr__(self, 'dataset', locate(self.dataset))
         for k in TARGETS: object.__setattr__(self, k,
             check_targets(k, getattr(self, k), getattr(Spec, k)))
@@ -342,7 +345,11 @@ def _check_fits(self:Spec, data): # `Data`
 
 # %% ../nbs/07_runs.ipynb #860477c1
 @patch
-def worst_of(self:Spec, m): return self.worst_k or tenth_of(m)
+def worst_of(self:Spec, m):
+    if (self.worst_k or 1) > m:
+        raise InputError(f'worst_k is {self.worst_k}; '
+            f'give at most {m}, the number of classes')
+    return self.worst_k or tenth_of(m)
 
 @patch
 def shown_groups(self:Spec, priors):

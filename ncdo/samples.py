@@ -9,8 +9,19 @@ __all__ = ['jth_worst', 'tenth_of', 'mean_of_worst', 'expected_reading', 'lower_
 # %% ../nbs/02d_samples.ipynb #45892147
 import math, numpy as np, torch
 from scipy.stats import beta, binom
-from .gains import InputError, _number, _numbered, _tensor, nanmin, recall
-from .common import check_value
+from .gains import InputError, _number, _numbered, _tensor, _whole, nanmin, recall
+
+# %% ../nbs/02d_samples.ipynb #45892148
+_MOST = 2 ** 20 # Classes, or images of each: more would take long, and much memory
+
+def _size(value, what, most=_MOST):
+    return _whole(value, what, 1, most, 'be a whole number from {low} to {high}')
+
+def _share(value, what):
+    return _number(value, what, lambda x: 0 <= x <= 1, 'be a number from 0 to 1')
+
+def _inner(value, what, least=0):
+    return _number(value, what, lambda x: least < x < 1, f'lie between {least} and 1')
 
 # %% ../nbs/02d_samples.ipynb #a75aa25b
 def jth_worst(
@@ -20,6 +31,8 @@ def jth_worst(
     true_recall # Of each class
 ): # (images + 1,) float64, the chances of 0, 1, ..., images hits
     "Distribution of the hits of the j-th worst class"
+    classes, images = _size(classes, 'classes'), _size(images, 'images')
+    j, true_recall = _size(j, 'j', classes), _share(true_recall, 'true_recall')
     fewer = binom.cdf(np.arange(-1, images + 1), images, true_recall)
     return torch.from_numpy(-np.diff(binom.cdf(j - 1, classes, fewer)))
 
@@ -31,25 +44,33 @@ def mean_of_worst(
     k # How many
 ): # (...)
     "Mean of the k smallest recalls that are defined"
+    recalls, k = _tensor(recalls, 'recalls', torch.float64), _whole(k, 'k', 1)
     return recalls.sort(-1).values[..., :k].nanmean(-1) # Sorting puts nan last
 
 # %% ../nbs/02d_samples.ipynb #7221ae17
 def expected_reading(classes, images, true_recall, k=1): # As for `jth_worst`; how many classes
     "What the mean of the k worst of equally good classes reads on average"
+    classes, images = _size(classes, 'classes'), _size(images, 'images')
+    k = _size(k, 'k', classes)
     chances = sum(jth_worst(j, classes, images, true_recall) for j in range(1, k + 1))
     return (chances * torch.arange(images + 1)).sum().item() / (k * images)
 
 # %% ../nbs/02d_samples.ipynb #39a3dbd4
 def _counted(hits, totals, delta):
-    "Hits and totals as float64, whole, with as many hits as images at most"
-    _number(delta, 'delta', lambda d: 0 < d < 1, 'lie between 0 and 1')
-    hits, totals = _tensor(hits, 'hits', torch.float64), _tensor(totals, 'totals', torch.float64)
-    fits = (hits >= 0) & (hits <= totals) & (hits == hits.round()) & (totals == totals.round())
+    "Hits and totals as float64, whole, with as many hits as images at most; and delta"
+    hits, totals = [_tensor(v, what, torch.float64).detach().cpu()
+        for v, what in ((hits, 'hits'), (totals, 'totals'))]
+    try: hits, totals = torch.broadcast_tensors(hits, totals)
+    except RuntimeError:
+        raise InputError(f'hits has shape {tuple(hits.shape)}, totals {tuple(totals.shape)}; '
+            'they must agree') from None
+    whole = (hits == hits.round()) & (totals == totals.round()) & totals.isfinite()
+    fits = whole & (hits >= 0) & (hits <= totals)
     if not fits.all():
-        h, n = [v[~fits][0].item() for v in torch.broadcast_tensors(hits, totals)]
+        h, n = hits[~fits][0].item(), totals[~fits][0].item()
         raise InputError(f'{h:g} hits of {n:g} images cannot be; '
             'give whole numbers, hits <= totals')
-    return hits.detach().cpu(), totals.detach().cpu()
+    return hits, totals, _inner(delta, 'delta')
 
 def lower_bounds(
     hits, # (...) images of a class that were recognised
@@ -57,7 +78,7 @@ def lower_bounds(
     delta=.05 # Chance that a bound lies above the true recall, at most
 ): # (...) float64; nan where there are no images
     "One-sided Clopper-Pearson bound of each recall: what it is at least"
-    h, n = _counted(hits, totals, delta)
+    h, n, delta = _counted(hits, totals, delta)
     bound = torch.as_tensor(beta.ppf(delta, h, n - h + 1)).where(h > 0, 0.)
     return bound.where(n > 0, torch.nan)
 
@@ -68,7 +89,7 @@ def recall_intervals(
     delta=.05 # Chance that an interval misses the true recall, at most
 ): # (2, ...) float64, lower and upper ends; nan where there are no images
     "Clopper-Pearson interval of each recall"
-    h, n = _counted(hits, totals, delta)
+    h, n, delta = _counted(hits, totals, delta)
     return torch.stack([lower_bounds(h, n, delta / 2), 1 - lower_bounds(n - h, n, delta / 2)])
 
 # %% ../nbs/02d_samples.ipynb #93aeb55d
@@ -85,9 +106,9 @@ def _mean_bound(recalls, totals, delta, k=None):
 def _counts(counts):
     "A confusion matrix in images, or an error that says why it is none"
     C = _tensor(counts, 'counts', torch.float64).detach().cpu()
-    if C.ndim != 2 or C.shape[0] != C.shape[1]:
+    if C.ndim != 2 or C.shape[0] != C.shape[1] or not len(C):
         raise InputError(f'counts has shape {tuple(C.shape)}; '
-            'give a confusion matrix, as many rows as columns')
+            'give a confusion matrix, a row and a column for each class')
     whole = C.isfinite() & (C == C.round())
     if not whole.all():
         raise InputError(f'counts holds {C[~whole][0].item():g}; '
@@ -105,16 +126,20 @@ def certified_recall(
     The images must not have had a say in the model: neither in training,
     nor in the choice among several models."""
     C = _counts(counts)
-    r, (hits, totals) = recall(C), _counted(C.diagonal(), C.sum(1), delta)
+    r, (hits, totals, delta) = recall(C), _counted(C.diagonal(), C.sum(1), delta)
+    k = _size(k, 'k', len(C))
     if groups is not None:
+        if k > 1: raise InputError(f'k is {k}, but groups are given; leave out one of them')
         groups, names = _numbered(groups, len(C))
         found = [_mean_bound(r[groups == g], totals[groups == g], delta) for g in range(len(names))]
         return nanmin(torch.stack(found)).item()
-    check_value('k', k, 'count')
     if k == 1: return nanmin(lower_bounds(hits, totals, delta)).item()
     return _mean_bound(r, totals, delta, k).item()
 
 # %% ../nbs/02d_samples.ipynb #f41da688
+def _asked(target, delta): # Below 1e-15, 1 - delta would be rounded
+    return _inner(target, 'target'), _inner(delta, 'delta', 1e-15)
+
 def _needed(target, images, delta): # Number or array
     return binom.isf(delta, images, target) + 1 # images + 1 where no number of hits is enough
 
@@ -124,13 +149,12 @@ def hits_needed(
     delta=.05 # As for `lower_bounds`
 ): # int
     "Smallest number of hits that certifies a recall of at least `target`"
-    for name, value in dict(target=target, delta=delta).items(): check_value(name, value, 'inner')
-    check_value('images', images, 'count')
+    (target, delta), images = _asked(target, delta), _size(images, 'images', 10 ** 15)
     needed = int(_needed(target, images, delta))
     if needed <= images: return needed
     least = math.ceil(math.log(delta) / math.log(target))
-    raise InputError(f'{images} images cannot certify a recall of {target:g}; '
-        f'give at least {least} of each class')
+    more = f'give at least {least} of each class' if least <= _MOST else 'ask for less'
+    raise InputError(f'{images} images cannot certify a recall of {target:.15g}; {more}')
 
 # %% ../nbs/02d_samples.ipynb #99e56b09
 def chance_to_certify(
@@ -141,13 +165,16 @@ def chance_to_certify(
     delta=.05 # As for `lower_bounds`
 ): # float
     "Chance that the sample certifies a worst recall of at least `target`"
+    (target, delta), images = _asked(target, delta), _size(images, 'images', 10 ** 15)
+    classes, true_recall = _size(classes, 'classes'), _share(true_recall, 'true_recall')
     return float(binom.sf(_needed(target, images, delta) - 1, images, true_recall) ** classes)
 
 def recall_needed(
     target, images, classes, delta=.05, chance=.9 # As for `chance_to_certify`; wanted
 ):
     "True recall of all classes from which on the sample certifies the target with this chance"
-    k = hits_needed(target, images, delta)
+    images, classes = _size(images, 'images', 10 ** 15), _size(classes, 'classes')
+    k, chance = hits_needed(target, images, delta), _inner(chance, 'chance')
     return float(beta.ppf(chance ** (1 / classes), k, images - k + 1))
 
 # %% ../nbs/02d_samples.ipynb #52d29461
@@ -157,7 +184,7 @@ def _first(fits, target): # Function of an array of numbers of images
         if not fits(np.array([end])).any(): continue
         sizes = np.arange(1 if end == 256 else end // 4, end + 1)
         return int(sizes[fits(sizes).argmax()])
-    raise InputError(f'to certify {target:g} takes more than a million images of each class; '
+    raise InputError(f'to certify {target:.15g} takes more than a million images of each class; '
         'ask for less')
 
 def images_needed(
@@ -169,13 +196,14 @@ def images_needed(
     chance=.9
 ): # int, the smallest number (hits are whole, so that one image more can be a little worse)
     "How many images of each class certify that every recall is at least `target`"
-    for name, value in dict(target=target, delta=delta).items(): check_value(name, value, 'inner')
-    check_value('recall', true_recall, 'share')
+    (target, delta), classes = _asked(target, delta), _size(classes, 'classes')
+    true_recall = _share(true_recall, 'true_recall')
     if true_recall <= target:
-        raise InputError(f'a recall of {true_recall:g} is not above the target {target:g}; '
+        raise InputError(f'a recall of {true_recall:.15g} is not above the target {target:.15g}; '
             'give a higher recall, or a lower target')
     if chance is None:
         return _first(lambda n: _needed(target, n, delta) <= n * true_recall + 1e-9, target)
+    chance = _inner(chance, 'chance')
     return _first(
         lambda n: binom.sf(_needed(target, n, delta) - 1, n, true_recall) ** classes >= chance,
         target)

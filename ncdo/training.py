@@ -10,7 +10,7 @@ __all__ = ['AUGMENT', 'Recipe', 'draw_order', 'crop_and_flip', 'look_up', 'norma
 import dataclasses, functools, os, torch, torch.nn.functional as F
 from fastcore.basics import patch
 from .augment import mixup, transforms_of, trivial
-from .common import VALUES, check_fields, check_value, option
+from .common import VALUES, check_each, check_fields, option
 from .data import source_of
 from .distillation import teacher_priors
 from .gains import InputError, coverage, recall
@@ -20,7 +20,8 @@ from .reductions import SaddlePoint, lambda_step
 
 # %% ../nbs/04a_training.ipynb #37e17c9c
 AUGMENT = {'none': False, 'crop-flip': True, 'trivial': 'trivial'} # Name: how it is kept
-VALUES['augment'] = lambda v: isinstance(v, bool) or v == 'trivial', 'one of ' + ', '.join(AUGMENT)
+VALUES['augment'] = (lambda v: VALUES['flag'][0](v) or isinstance(v, str) and v == 'trivial',
+    'one of ' + ', '.join(AUGMENT))
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -53,8 +54,12 @@ class Recipe:
         named = isinstance(self.augment, str)
         if named: object.__setattr__(self, 'augment', AUGMENT.get(self.augment, self.augment))
         check_fields(self)
+        if self.steps * self.batch_size > 2 ** 31: # Their order alone would take 16 GB
+            raise InputError(f'steps is {self.steps}, of {self.batch_size} images each; '
+                f'give at most {2 ** 31 // self.batch_size}')
         transforms_of(self.transform)
-        for m in self.milestones: check_value('a milestone', m, 'share')
+        milestones = check_each('milestones', self.milestones, 'share')
+        object.__setattr__(self, 'milestones', milestones)
 
     @property
     def pace(self):

@@ -1,6 +1,6 @@
 "Long tails, splits, and archives that are not what they should be"
 import math, numpy as np, pytest, torch
-from ncdo.data import DATASETS, choose, load, long_tail_counts, toy_distribution
+from ncdo.data import DATASETS, choose, from_dataset, load, long_tail_counts, toy_distribution
 from ncdo.gains import InputError
 
 
@@ -28,6 +28,33 @@ def test_hash_follows_content():
     a, b = load('digits-lt'), load('digits-lt', split_seed=1)
     assert a.split_hash == load('digits-lt').split_hash != b.split_hash
     assert load('digits-lt').split_hash == '5f140ddc26ebaa3a'
+
+
+SPLIT = dict( # chkstyle: ignore-node
+    load=lambda s: load('digits-lt', split_seed=s).split_hash, swapped=lambda s: load('digits-lt', split_seed=s, swapped=True).split_hash,
+    from_dataset=lambda s: from_dataset([(torch.full((1, 2, 2), float(i)), i % 2) for i in range(20)], split_seed=s).split_hash,
+    toy=lambda s: toy_distribution(9, seed=s)[0].tolist())
+
+
+@pytest.mark.parametrize('by', SPLIT)
+def test_a_seed_is_a_number_of_any_library(by):
+    assert SPLIT[by](np.int64(1)) == SPLIT[by](torch.tensor(1)) == SPLIT[by](1) != SPLIT[by](0) and SPLIT[by](2 ** 31 - 1)
+    for seed in (True, '1', None, 1.5, -1, 2 ** 31, 2 ** 64, torch.ones(2)):
+        with pytest.raises(InputError, match='seed is .*; give a whole number from 0 to 2147483647'): SPLIT[by](seed)
+
+
+@pytest.mark.parametrize('given,message', [(dict(image_size='1'), "image_size is '1'; it must be a whole number"), (dict(image_size=8.5), 'image_size is 8.5'), (dict(image_size=0), 'image_size is 0'),
+    (dict(image_size=np.array(1)), 'image_size is for folders'), (dict(name=1), 'dataset is 1; use one of digits-lt'), (dict(name=None), 'dataset is None'), (dict(name=[]), r'dataset is \[\]'),
+    (dict(name='cifar10-lt', root=1), 'data root 1 is not a folder')])
+def test_what_cannot_be_loaded_is_one_line(given, message):
+    with pytest.raises(InputError, match=message) as error: load(**dict(name='digits-lt') | given)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('given,message', [((5, 1, 2), 'num_classes is 1'), ((0, 3, 2), 'largest is 0'), ((5, 3, math.nan), 'imbalance_ratio is nan'), ((5, 3, .5), 'imbalance_ratio is 0.5')])
+def test_counts_that_cannot_be(given, message):
+    with pytest.raises(InputError, match=message): long_tail_counts(*given)
+    assert long_tail_counts(*map(np.int64, (50, 3, 10))) == long_tail_counts(50, 3, 10)
 
 
 def test_choosing_more_than_there_are_names_the_class():

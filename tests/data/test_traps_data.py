@@ -380,6 +380,7 @@ LABELS = [i % 3 for i in range(12)]
     (lambda: from_dataset(Pairs(ROWS[:0], [])), 'the train data set has no labelled images'),
     (lambda: from_dataset(Pairs(ROWS, LABELS), test=Pairs(torch.rand(12, 1, 5, 5), LABELS)), 'the parts hold images of different kinds'),
     (lambda: from_dataset(Pairs(ROWS, [0] * 12)), "only one class, '0'"),
+    (lambda: from_dataset(Pairs(ROWS, LABELS), ignore_index='2'), "ignore_index is '2'; it must be"),
     (lambda: from_dataset(Pairs(ROWS, LABELS), test=Pairs(ROWS, [3] * 12)), "class '3' has 0 images in the train part")])
 def test_data_sets_that_will_not_do(make, message):
     with pytest.raises(InputError, match=message) as e: make()

@@ -76,7 +76,7 @@ CASES = dict( # chkstyle: ignore-node
     one_bad_class=([.6, .9, .95, .95], 40, dict(), .6), equal_classes=([.7] * 10, 40, dict(), .7), one_class=([.7, .1], [40, 0], dict(), .7),
     uneven_sizes=([.6, .7, .9], [10, 40, 300], dict(), .6), absent_class=([.6, .7, .9], [40, 40, 0], dict(), .6),
     worst_two=([.1, .9] + [.95] * 8, 30, dict(k=2), .5), worst_two_uneven=([.5, .5] + [.95] * 8, [10, 100] * 5, dict(k=2), .5),
-    all_classes=([.2, .5, .8], 30, dict(k=3), .5), more_than_there_are=([.2, .5, .8], 30, dict(k=9), .5),
+    all_classes=([.2, .5, .8], 30, dict(k=3), .5),
     groups=([.2, .8, .9, .9], 30, dict(groups=[0, 0, 1, 1]), .5), groups_uneven=([.2, .8, .9, .9], [20, 80, 10, 50], dict(groups=[0, 0, 1, 1]), .5),
     extremes=([0., 1.] * 4, 20, dict(k=8), .5), nearly_never=([.002] * 5, 20, dict(k=5), .002))
 
@@ -144,15 +144,57 @@ def test_a_certain_recall_needs_what_all_hits_prove(): assert images_needed(.75,
 
 @pytest.mark.parametrize('call,match', [ # chkstyle: ignore-node
     (lambda: lower_bounds(1, 2, 0), 'delta is 0; it must lie between 0 and 1'), (lambda: recall_intervals(1, 2, 1.), 'delta is 1'),
-    (lambda: certified_recall([[1]], delta=-.1), 'delta is -0.1'), (lambda: hits_needed(.5, 10, 2), 'delta is 2; give a number between 0 and 1'),
+    (lambda: certified_recall([[1]], delta=-.1), 'delta is -0.1'), (lambda: hits_needed(.5, 10, 2), 'delta is 2; it must lie between 1e-15 and 1'),
     (lambda: images_needed(.5, 2, .9, delta=0), 'delta is 0'), (lambda: lower_bounds(1, 2, '.05'), "delta is '.05'"), (lambda: lower_bounds(1, 2, math.nan), 'delta is nan'),
     (lambda: lower_bounds([3, 5], [4, 4]), '5 hits of 4 images'), (lambda: lower_bounds(-1, 4), '-1 hits'), (lambda: lower_bounds(.5, 4), '0.5 hits'),
     (lambda: lower_bounds(math.nan, 4), 'nan hits'), (lambda: lower_bounds('many', 4), 'hits is a str'),
     (lambda: certified_recall(torch.eye(2) / 2), 'counts holds 0.5; give whole numbers of images, not shares'), (lambda: certified_recall([[1, 2]]), r'counts has shape \(1, 2\)'),
-    (lambda: certified_recall([[math.inf]]), 'counts holds inf'), (lambda: certified_recall([[-1]]), '-1 hits'), (lambda: certified_recall([[1]], 0), 'k is 0; give a whole number'),
-    (lambda: certified_recall([[1]], groups=[0, 1]), 'groups has 2 entries'), (lambda: hits_needed(1., 10), 'target is 1.0'), (lambda: hits_needed(.5, 0), 'images is 0'),
+    (lambda: certified_recall([[math.inf]]), 'counts holds inf'), (lambda: certified_recall([[-1]]), '-1 hits'), (lambda: certified_recall([[1]], 0), 'k is 0; it must be a whole number from 1 to 1'),
+    (lambda: certified_recall([[1]], groups=[0, 1]), 'groups has 2 entries'), (lambda: hits_needed(1., 10), 'target is 1.0; it must lie between 0 and 1'), (lambda: hits_needed(.5, 0), 'images is 0'),
     (lambda: hits_needed(.5, 4), '4 images cannot certify a recall of 0.5; give at least 5 of each class'), (lambda: images_needed(.8, 10, .8), 'a recall of 0.8 is not above the target 0.8'),
-    (lambda: images_needed(.8, 10, 1.2), 'recall is 1.2'), (lambda: images_needed(.8, 10, .8001), 'more than a million images')])
+    (lambda: images_needed(.8, 10, 1.2), 'true_recall is 1.2'), (lambda: images_needed(.8, 10, .8001), 'more than a million images'),
+    (lambda: hits_needed(.5, 100, 1e-17), 'delta is 1e-17; it must lie between 1e-15 and 1'), (lambda: hits_needed(1 - 1e-13, 500), 'a recall of 0.9999999999999; ask for less'),
+    (lambda: recall_intervals([3], [math.inf]), '3 hits of inf images'), (lambda: recall_intervals([3, 1], [3, 4, 5]), r'hits has shape \(2,\), totals \(3,\); they must agree'),
+    (lambda: certified_recall(torch.eye(3), 7), 'k is 7; it must be a whole number from 1 to 3'), (lambda: certified_recall(torch.eye(2), 2, [0, 1]), 'k is 2, but groups are given'),
+    (lambda: certified_recall(torch.zeros(0, 0)), r'counts has shape \(0, 0\)'), (lambda: expected_reading(3, 10, .5, 10 ** 30), 'k is 10+; it must be a whole number from 1 to 3'),
+    (lambda: expected_reading(3, 10, .5, 0), 'k is 0'), (lambda: jth_worst(4, 3, 10, .5), 'j is 4; it must be a whole number from 1 to 3'), (lambda: mean_of_worst(torch.ones(3), 1.5), 'k is 1.5')])
 def test_refused_in_one_line(call, match):
     with pytest.raises(InputError, match=match) as error: call()
     assert '\n' not in str(error.value)
+
+
+USES = { # chkstyle: ignore-node
+    'jth_worst': (jth_worst, dict(j=1, classes=3, images=40, true_recall=.75)), 'expected_reading': (expected_reading, dict(classes=3, images=40, true_recall=.75, k=2)),
+    'lower_bounds': (lower_bounds, dict(hits=3, totals=4, delta=.25)), 'recall_intervals': (recall_intervals, dict(hits=3, totals=4, delta=.25)),
+    'certified_recall': (certified_recall, dict(counts=[[3, 1], [0, 4]], k=2, delta=.25)), 'hits_needed': (hits_needed, dict(target=.5, images=40, delta=.25)),
+    'chance_to_certify': (chance_to_certify, dict(target=.5, images=40, classes=3, true_recall=.75, delta=.25)),
+    'recall_needed': (recall_needed, dict(target=.5, images=40, classes=3, delta=.25, chance=.5)),
+    'images_needed': (images_needed, dict(target=.5, classes=3, true_recall=.75, delta=.25, chance=.5)), 'mean_of_worst': (mean_of_worst, dict(recalls=[.5, .25, 1.], k=2))}
+NUMBERS = [(name, argument) for name, (_, given) in USES.items() for argument, value in given.items() if not isinstance(value, list)]
+
+
+@pytest.mark.parametrize('name,argument', NUMBERS)
+def test_numbers_of_any_library_mean_the_same(name, argument):
+    use, given = USES[name]
+    value = given[argument]
+    same = [np.float32(value), torch.tensor(value), np.array(value), *[f(value) for f in (float, np.uint8, np.int64) if isinstance(value, int)]]
+    for other in same: assert np.array_equal(use(**given | {argument: other}), use(**given)), other
+
+
+@pytest.mark.parametrize('name,argument', NUMBERS)
+@pytest.mark.parametrize('value', [-1, 2 ** 70, math.nan, math.inf, '1', None, True, [1, 2, 3]], ids=str)
+def test_what_is_no_such_number_is_refused_by_its_name(name, argument, value):
+    use, given = USES[name]
+    if argument in ('hits', 'totals') or argument == 'chance' and value is None: return
+    if name == 'mean_of_worst' and value == 2 ** 70: value = 0
+    with pytest.raises(InputError, match=f'^{argument} is ') as error: use(**given | {argument: value})
+    assert '\n' not in str(error.value)
+
+
+def test_a_tiny_delta_is_counted_out():
+    "Against sums of exact fractions, as far down as it may be"
+    from fractions import Fraction
+    for n, target, delta in itertools.product((60, 100), (.25, .5), (1e-9, 1e-14)):
+        t, left, k = Fraction(target), Fraction(delta), n + 1
+        while left >= (term := math.comb(n, k - 1) * t ** (k - 1) * (1 - t) ** (n - k + 1)): left, k = left - term, k - 1
+        assert hits_needed(target, n, delta) == k

@@ -20,12 +20,15 @@ def test_a_plan_says_what_certifies_and_what_it_takes(ncdo):
     out = ncdo('plan', '--classes', 100, '--per-class', 50, '--target', .5)[1]
     assert 'the mean of the worst 10 classes' in out and 'give --recall' in out
     assert ncdo('plan', '--classes', 10, '--per-class', 500, '--target', .75, '--delta', .005)[1].count('0.800 (400 of 500)') == 1
+    assert '(confidence 0.9999999999)' in ncdo('plan', '--classes', 10, '--per-class', 500, '--target', .75, '--delta', 1e-10)[1]
 
 
-@pytest.mark.parametrize('changes,message', [({'--classes': 0}, 'classes is 0; give a whole number'), ({'--per-class': 0}, 'per-class is 0; give a whole number'), # chkstyle: ignore-node
-    ({'--per-class': 5}, 'give at least 11 of each class'), ({'--target': 1.5}, 'target is 1.5; give a number between 0 and 1'), ({'--target': 'high'}, "Invalid value for '--target'"),
-    ({'--delta': 0}, 'delta is 0.0; give a number between 0 and 1'), ({'--recall': .75}, 'a recall of 0.75 is not above the target 0.75'), ({'--recall': 2}, 'recall is 2.0'),
-    ({'--recall': .7501}, 'more than a million images'), ({'--recall': 'nan'}, 'recall is nan')])
+@pytest.mark.parametrize('changes,message', [({'--classes': 0}, 'classes is 0; it must be a whole number'), ({'--per-class': 0}, 'per-class is 0; it must be a whole number'), # chkstyle: ignore-node
+    ({'--per-class': 5}, 'give at least 11 of each class'), ({'--target': 1.5}, 'target is 1.5; it must lie between 0 and 1'), ({'--target': 'high'}, "Invalid value for '--target'"),
+    ({'--delta': 0}, 'delta is 0.0; it must lie between 1e-15 and 1'), ({'--recall': .75}, 'a recall of 0.75 is not above the target 0.75'), ({'--recall': 2}, 'ncdo: recall is 2.0'),
+    ({'--recall': .7501}, 'more than a million images'), ({'--recall': 'nan'}, 'ncdo: recall is nan'),
+    ({'--classes': 10 ** 20}, 'classes is 100000000000000000000; it must be a whole number from 1 to 1048576'), ({'--per-class': 10 ** 9}, 'per-class is 1000000000; it must be'),
+    ({'--target': .9999999999999}, 'a recall of 0.9999999999999; ask for less'), ({'--delta': 1e-17}, 'delta is 1e-17')])
 def test_a_plan_that_cannot_be_is_refused_in_one_line(ncdo, changes, message):
     given = {'--classes': 10, '--per-class': 500, '--target': .75} | changes
     status, out, err = ncdo('plan', *(x for pair in given.items() for x in pair))

@@ -150,7 +150,7 @@ def test_what_cannot_be_is_told_in_one_line(ncdo, tmp_path):
     assert 'is one of the runs' in ncdo('ensemble', a, b, '--out', a)[2]
     assert 'of 2 runs together, not of 3' in ncdo(*TRAIN, '--ensemble', 3, '--out', ens)[2]
     assert 'of 2 runs together, not of 1' in ncdo(*TRAIN, '--out', ens)[2]
-    assert 'ensemble is 0; give a whole number' in ncdo(*TRAIN, '--ensemble', 0, '--out', tmp_path / 'zero')[2]
+    for many in (0, 10 ** 9): assert f'ensemble is {many}; it must be a whole number from 1 to 1000' in ncdo(*TRAIN, '--ensemble', many, '--out', tmp_path / 'zero')[2]
     assert "--swapped is True, the teacher's False" in ncdo(*TRAIN, '--teacher', ens, '--swapped', '--out', tmp_path / 'student')[2]
 
 

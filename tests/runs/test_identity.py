@@ -1,8 +1,9 @@
 "What makes two runs the same run: images and networks of one's own count by their content"
-import importlib, json, shutil, sys, pytest, torch
+import dataclasses, importlib, json, shutil, sys, numpy as np, pytest, torch
 from pictures import image_folder, picture
 from ncdo.gains import recall_constraint
 from ncdo.runs import Spec, assessment
+from ncdo.training import Recipe
 
 NET = 'import torch\n\ndef net(num_classes): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear({}), torch.nn.LazyLinear(num_classes))\n'
 TINY = ['--steps', 3, '--batch-size', 8]
@@ -96,3 +97,21 @@ def test_a_failed_run_leaves_torch_its_threads(ncdo, tmp_path):
         assert ncdo('train', '--model', 'mlp-16', '--steps', 20, '--batch-size', 32, '--learning-rate', '1e30', '--out', tmp_path / 'run')[0] == 2
         assert torch.get_num_threads() == 2
     finally: torch.set_num_threads(before)
+
+
+def numeric(what): return [(what, f.name, v) for f in dataclasses.fields(what) if type(v := getattr(what, f.name)) in (int, float, bool)]
+
+
+@pytest.mark.parametrize('what,name,value', [*numeric(Spec), *numeric(Recipe), (Spec, 'seed', 3), (Spec, 'swapped', True), (Spec, 'worst_k', 3), (Spec, 'image_size', 8)])
+def test_numbers_of_any_library_make_the_same_run(what, name, value):
+    plain = what(**{name: value})
+    of_numpy = np.array(value)
+    for other in [of_numpy[()]] if isinstance(value, bool) else [of_numpy[()], of_numpy, torch.from_numpy(of_numpy)]:
+        found = what(**{name: other})
+        assert repr(found) == repr(plain) and (what is Recipe or found.id == plain.id)
+
+
+def test_lists_and_targets_of_any_library_make_the_same_run():
+    assert Recipe(milestones=np.array([.6, .85])) == Recipe(milestones=[.6, .85]) == Recipe()
+    assert Spec(tau=np.float32(.5)).id == Spec().id and Spec(tau={'3': np.float32(.25)}).id == Spec(tau={'3': .25}).id
+    assert Spec(team=np.arange(2)).id == Spec(team=(0, 1)).id

@@ -79,10 +79,12 @@ def test_the_search_for_averages_may_be_judged_on_both_samples(tmp_path):
 
 
 @pytest.mark.parametrize('what,changes', [(Spec, dict(tau=7)), (Spec, dict(fraction=-1)), (Recipe, dict(weight_decay=-1)), (Spec, dict(seed=1.5)), (Spec, dict(step_size='a')),
-    (Spec, dict(tau=True)), (Spec, dict(max_multiplier=0)), (Recipe, dict(steps=2.5)), (Recipe, dict(augment=1)), (Recipe, dict(milestones=(2,)))])
+    (Spec, dict(tau=True)), (Spec, dict(max_multiplier=0)), (Recipe, dict(steps=2.5)), (Recipe, dict(augment=1)), (Recipe, dict(milestones=(2,))),
+    (Recipe, dict(milestones=.5)), (Recipe, dict(milestones=None)), (Spec, dict(team=None)), (Spec, dict(recipe=None)),
+    (Spec, dict(teacher=3)), (Spec, dict(dataset=1)), (Spec, dict(seed=2 ** 31)), (Spec, dict(split_seed=-1))])
 def test_a_spec_refuses_what_cannot_be(what, changes):
     name, value = next(iter(changes.items()))
-    with pytest.raises(InputError, match='a milestone is 2; give' if name == 'milestones' else f'{name} is {value!r}; give'): what(**changes)
+    with pytest.raises(InputError, match='one of milestones is 2; give' if value == (2,) else f'{name} is {value!r}; (give|use)'): what(**changes)
 
 
 def test_seeds_of_each_data_set():

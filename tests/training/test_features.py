@@ -296,6 +296,14 @@ def test_the_interval_keeps_the_class_mix_of_the_counts():
     assert low == pytest.approx(goal.objective(counts).item(), abs=1e-3) == high
 
 
+def test_draws_and_seed_of_an_interval_are_whole_numbers_of_any_library():
+    counts, goal = torch.tensor([[80., 20], [10, 90]]).double(), worst_case_recall([.5, .5])
+    wanted = objective_interval(goal, counts, draws=50, seed=3)
+    for f in (float, np.float64, np.int64, torch.tensor): assert np.array_equal(objective_interval(goal, counts, draws=f(50), seed=f(3)), wanted)
+    for given in (dict(draws=0), dict(draws=None), dict(draws=1.5), dict(seed=-1), dict(seed='1')):
+        with pytest.raises(InputError, match=f'^{next(iter(given))} is '): objective_interval(goal, counts, **given)
+
+
 def test_weights_of_a_class_leave_the_interval_as_wide(rare):
     X, y = rare
     a, b = [GoalClassifier(average_recall_goal, C=1e3).fit(X, y, w) for w in (None, np.where(y == 2, 30., 1.))]
