@@ -9,13 +9,12 @@ __all__ = ['SHARE', 'measure_confusion', 'update_gain', 'lightning_callback', 't
 # %% ../nbs/20_own_loop.ipynb #e2b476e9
 import inspect, itertools, os, time, torch, torch.distributed as dist, warnings
 from collections.abc import Iterator, Mapping
-from numbers import Integral
 from pathlib import Path
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset, default_collate
-from .gains import InputError, confusion_matrix, worst_case_recall
-from .losses import CostSensitiveLoss, score_rows
+from .gains import InputError, _ignored, _tensor, _whole, confusion_matrix, worst_case_recall
+from .losses import CostSensitiveLoss, _counted, score_rows
 from .reductions import SaddlePoint
 
 # %% ../nbs/20_own_loop.ipynb #2237fa34
@@ -33,7 +32,7 @@ def _label_rows(output, labels, num_classes):
         what = type(output).__name__
         raise InputError(f'the model returns a {what}; '
             'it must return scores, or an object with .logits')
-    labels = torch.as_tensor(labels, device=scores.device)
+    labels = _tensor(labels, 'labels').to(scores.device)
     classes_last = scores is not output and scores.ndim == 3 and labels.ndim == 2
     if classes_last: scores, labels = scores.flatten(0, 1), labels.flatten()
     return score_rows(scores, labels, num_classes)[:2]
@@ -164,7 +163,7 @@ def _count(model, batches, num_classes, ignore_index):
     and can have seen at most"""
     _refuse_loader(batches)
     (target, predicted, finite), seen = _see(model, batches, num_classes)
-    counted = target != ignore_index
+    counted = _counted(target, ignore_index)
     n, broken = int(counted.sum()), int((counted & ~finite.bool()).sum())
     if broken:
         raise InputError(f'{broken} of {n} examples have scores that are not finite; '
@@ -190,9 +189,10 @@ def measure_confusion(
     # Held-out data of this process, pairs (x, y) or dicts with 'labels'; shares may differ in size
     batches,
     num_classes, # m
-    ignore_index=-100 # A label that counts for nothing
+    ignore_index=-100 # A label that counts for nothing; None: every one counts
 ): # (m, m) float64 on the CPU, the same on every process
     "Confusion matrix of a model on all the held-out data of all the processes, each example once"
+    num_classes, ignore_index = _whole(num_classes, 'num_classes', 1), _ignored(ignore_index)
     if isinstance(model, DistributedDataParallel): model = model.module
     modes = {module: module.training for module in model.modules()}
     counts, numbers = torch.zeros(num_classes, num_classes, dtype=torch.float64), [0, 0, 0]
@@ -243,8 +243,7 @@ def _check_callback(loss_fn, batches, every):
     if isinstance(batches, Iterator) or not many:
         raise InputError(f'batches is a {type(batches).__name__}; '
             'give what can be iterated over at every update, a list of batches or a DataLoader')
-    whole = isinstance(every, Integral) and every >= 1
-    if not whole: raise InputError(f'every is {every}; give a whole number of steps, 1 or more')
+    return _whole(every, 'every', 1)
 
 def _warn_anew():
     "A run that goes on from a checkpoint without multipliers"
@@ -261,7 +260,7 @@ def lightning_callback(
 ): # A `Callback` for `Trainer(callbacks=[...])`
     "Steers a Lightning training; its checkpoints hold the multipliers, resuming restores them"
     lightning = optional('lightning.pytorch', 'lightning')
-    _check_callback(loss_fn, batches, every)
+    every = _check_callback(loss_fn, batches, every)
     class MultipliersCallback(lightning.Callback):
         state_key = 'ncdo'
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
@@ -301,7 +300,7 @@ def trainer_callback(
 ): # A `TrainerCallback` for `Trainer(callbacks=[...])`
     "Steers a Hugging Face training; its checkpoints hold the multipliers, resuming restores them"
     library = optional('transformers.trainer_callback', 'transformers')
-    _check_callback(loss_fn, batches, every)
+    every = _check_callback(loss_fn, batches, every)
     class MultipliersCallback(library.TrainerCallback, library.ExportableState):
         def on_train_begin(self, args, state, control, **_):
             if 'MultipliersCallback' not in state.stateful_callbacks:
@@ -333,7 +332,7 @@ def trainer_loss(
     def loss(outputs, labels, num_items_in_batch=None):
         scores = outputs.logits
         count = num_items_in_batch
-        if count is None: count = (labels != loss_fn.ignore_index).sum().clamp(min=1)
+        if count is None: count = _counted(labels, loss_fn.ignore_index).sum().clamp(min=1)
         if scores.ndim == 3 and labels.ndim == 2:
             scores, labels = scores.flatten(0, 1), labels.flatten()
         return loss_fn(scores, labels) / count

@@ -9,9 +9,9 @@ __all__ = ['teacher_labels', 'ensemble_scores', 'teacher_priors', 'distilled_tab
 import math, torch
 from fastcore.basics import patch
 from torch import nn
-from .gains import InputError, check_priors, class_priors
-from .losses import KINDS, Kind, _check_gain, _evaluate, _full, _per_class, _tell_missing
-from .losses import as_gain, factor_gain, loss_tables, nonnegative_gain
+from .gains import InputError, _number, _tensor, check_priors, class_priors
+from .losses import KINDS, Kind, _check_gain, _check_reduction, _evaluate, _full, _per_class
+from .losses import _tell_missing, as_gain, factor_gain, loss_tables, nonnegative_gain
 
 # %% ../nbs/06_distillation.ipynb #49613c24
 def teacher_labels(
@@ -19,8 +19,8 @@ def teacher_labels(
     temperature=3. # T
 ): # (n, m) label distributions
     "softmax(logits / T)"
-    if not temperature > 0: raise InputError(f'temperature is {temperature}; it must be positive')
-    return (torch.as_tensor(logits).double() / temperature).softmax(-1).float()
+    temperature = _number(temperature, 'temperature', lambda x: x > 0, 'be positive')
+    return (_tensor(logits, 'logits', torch.float64) / temperature).softmax(-1).float()
 
 # %% ../nbs/06_distillation.ipynb #6128f7ff
 def ensemble_scores(scores): # (K, ..., m) scores of K models
@@ -51,6 +51,8 @@ def distilled_table_loss(
     return -(z ** (1 - gamma) * shifted.log_softmax(-1)).sum(-1)
 
 # %% ../nbs/06_distillation.ipynb #272cd56b
+def _share(x, what): return _number(x, what, lambda x: 0 <= x <= 1, 'lie between 0 and 1')
+
 def distilled_loss(
     logits, # (n, m) scores of the student, or a layout of `score_rows`; predict with their argmax
     teacher, # (n, m) teacher labels, of the same shape
@@ -61,12 +63,12 @@ def distilled_loss(
     floor=1e-6 # Smallest entry inside the logarithm, as a share of the row's largest
 ): # scalar, or (n,) with reduction='none'
     "The distilled loss (eq. 11); calibrated for any gamma if the teacher is right (App. F)"
-    if not 0 <= gamma <= 1: raise InputError(f'gamma is {gamma}; it must lie between 0 and 1')
+    gamma, floor = _share(gamma, 'gamma'), _share(floor, 'floor')
     if teacher.shape != logits.shape:
         shapes = tuple(teacher.shape), tuple(logits.shape)
         raise InputError(f'teacher labels have shape {shapes[0]}, logits {shapes[1]}')
     tables = factor_gain(as_gain(gain, logits.device).to(_full(logits)), diag)
-    def loss(s, z): return distilled_table_loss(s, z, *tables, gamma, floor)
+    def loss(s, z, ignored): return distilled_table_loss(s, z, *tables, gamma, floor)
     return _evaluate(loss, logits, teacher, len(tables[0]), None, reduction)
 
 # %% ../nbs/06_distillation.ipynb #82521fe8
@@ -79,7 +81,8 @@ class DistilledLoss(nn.Module):
         reduction='mean' # 'mean', 'sum' or 'none'
     ):
         super().__init__()
-        self.gamma, self.reduction = gamma, reduction
+        _check_reduction(reduction)
+        self.gamma, self.reduction = _share(gamma, 'gamma'), reduction
         self.register_buffer('diag', 1 / check_priors(priors).float())
         self.register_buffer('gain', torch.zeros(len(self.diag), len(self.diag)))
         self.set_gain(gain)

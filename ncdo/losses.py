@@ -13,7 +13,7 @@ import dataclasses, math, torch, warnings
 from fastcore.basics import patch
 from torch import nn
 from ._kernels import LARGE, Fast, cross_entropy, low_rank_weight
-from .gains import InputError, _values, check_priors
+from .gains import InputError, _ignored, _number, _tensor, _values, as_number, check_priors
 
 # %% ../nbs/01_losses.ipynb #9b3f1032
 HALF = torch.float16, torch.bfloat16
@@ -34,7 +34,7 @@ def table_loss(
     target, # (..., n) class indices, or (..., n, m) label distributions
     log_diag, # (..., m) what is subtracted from the scores
     weight=None, # (..., m, m) outer weights M: row y for true class y; None for the identity
-    ignore_index=-100 # A class index that counts for nothing
+    ignore_index=-100 # A class index that counts for nothing; None: every one counts
 ): # (..., n) loss of each example, float32 for half-precision scores
     """Hybrid loss (eq. 9) for given log D and M, one softmax pass;
     leading dimensions are separate models"""
@@ -42,22 +42,31 @@ def table_loss(
     logp = (scores - log_diag.to(scores).unsqueeze(-2)).log_softmax(-1)
     if weight is not None: weight = weight.to(logp)
     if target.ndim == logits.ndim: return _soft_table_loss(logp, target, weight)
-    counted = target != ignore_index
-    index = target.where(counted, 0).long().unsqueeze(-1)
+    counted = _counted(target, ignore_index)
+    index = target.long().where(counted, 0).unsqueeze(-1)
     if weight is None: each = -logp.gather(-1, index).squeeze(-1)
     else: each = -(weight.gather(-2, index.expand(*index.shape[:-1], m)) * logp).sum(-1)
     return each.where(counted, 0)
 
+# %% ../nbs/01_losses.ipynb #9b3f1033
+def _counted(target, ignore_index):
+    "Which class indices count; as int64, in which no comparison wraps round"
+    if ignore_index is None: return torch.ones_like(target, dtype=torch.bool)
+    return target.long() != ignore_index
+
 # %% ../nbs/01_losses.ipynb #b5c84727
+def _check_reduction(reduction):
+    if reduction in ('mean', 'sum', 'none'): return
+    raise InputError(f"unknown reduction '{reduction}'; use 'mean', 'sum' or 'none'")
+
 def _reduce(per_example, target, logits, ignore_index, reduction):
     """Mean over the examples that count (0 if there are none), sum, or none,
     in the dtype of the scores"""
     if reduction == 'mean' and target.ndim == logits.ndim:
         out = per_example.sum() / max(per_example.numel(), 1)
-    elif reduction == 'mean': out = per_example.sum() / (target != ignore_index).sum().clamp(min=1)
-    elif reduction == 'sum': out = per_example.sum()
-    elif reduction == 'none': out = per_example
-    else: raise InputError(f"unknown reduction '{reduction}'; use 'mean', 'sum' or 'none'")
+    elif reduction == 'mean':
+        out = per_example.sum() / _counted(target, ignore_index).sum().clamp(min=1)
+    else: out = per_example.sum() if reduction == 'sum' else per_example
     same = out.dtype == logits.dtype or torch.is_autocast_enabled(logits.device.type)
     return out if same else out.to(logits.dtype)
 
@@ -76,7 +85,7 @@ def _check_distributions(logits, target):
 def check_target(
     logits, # (..., n, m) scores
     target, # (..., n) class indices, or (..., n, m) label distributions
-    ignore_index=-100 # A class index that may occur
+    ignore_index=-100 # A class index that may occur beside them, or None
 ):
     "Raise an `InputError` naming class indices out of range, or rows that are not distributions"
     m, given = logits.shape[-1], tuple(logits.shape)
@@ -86,10 +95,11 @@ def check_target(
     if target.shape != logits.shape[:-1]:
         raise InputError(f'target has shape {tuple(target.shape)}; '
             f'logits {given} need one class index a row')
-    if target.is_floating_point() or target.dtype == torch.bool:
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise InputError(f'target holds {target.dtype} values; give integer class indices, '
             'or an (n, m) array of label distributions')
-    if (bad := (target != ignore_index) & ((target < 0) | (target >= m))).any():
+    target = target.long()
+    if (bad := _counted(target, ignore_index) & ((target < 0) | (target >= m))).any():
         raise InputError(f'target holds {sorted(set(target[bad].tolist()))[:5]}, '
             f'outside the classes 0..{m - 1} (ignore_index is {ignore_index})')
 
@@ -130,11 +140,13 @@ def score_rows(
 
 # %% ../nbs/01_losses.ipynb #17d5123a
 def _evaluate(loss, logits, target, num_classes, ignore_index=-100, reduction='mean'):
-    """`loss`, a function of (n, m) scores and labels, on scores of any layout;
-    labels checked, losses reduced"""
+    """`loss`, a function of (n, m) scores, labels and the one that is ignored,
+    on scores of any layout; labels checked, losses reduced"""
+    _check_reduction(reduction)
+    ignored = _ignored(ignore_index)
     scores, labels, shape = score_rows(logits, target, num_classes)
-    check_target(scores, labels, ignore_index)
-    out = _reduce(loss(scores, labels), labels, scores, ignore_index, reduction)
+    check_target(scores, labels, ignored)
+    out = _reduce(loss(scores, labels, ignored), labels, scores, ignored, reduction)
     return out.reshape(shape) if reduction == 'none' else out
 
 # %% ../nbs/01_losses.ipynb #021e2ece
@@ -160,8 +172,8 @@ def as_gain(
         raise InputError(f'gain is a {kind} that is no table of numbers; '
             'give an (m, m) array') from None
     shape = tuple(gain.shape)
-    if len(shape) != 2 or shape[0] != shape[1]:
-        raise InputError(f'gain has shape {shape}; it must be square')
+    if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
+        raise InputError(f'gain has shape {shape}; it must be square, a row for each class')
     if not gain.isfinite().all(): raise InputError('gain holds values that are not finite')
     return gain if gain.is_floating_point() else gain.double()
 
@@ -180,17 +192,17 @@ def reweighted_loss(
     """Cross-entropy weighted by the gain (eq. 5 and 6),
     for a gain with rows raised to be non-negative"""
     weight = nonnegative_gain(as_gain(gain, logits.device))
-    each = lambda s, y: table_loss(s, y, torch.zeros_like(weight[0]), weight, ignore_index)
+    each = lambda s, y, ignored: table_loss(s, y, torch.zeros_like(weight[0]), weight, ignored)
     return _evaluate(each, logits, target, len(weight), ignore_index, reduction)
 
 # %% ../nbs/01_losses.ipynb #29191684
-def _positive_diagonal(gain, check=True):
+def _positive_diagonal(gain, check=True, what='gain'):
     "log of the gain's diagonal, or an error naming the class"
     diag = gain.diagonal(dim1=-2, dim2=-1)
-    if check and not (diag > 0).all():
-        at = (~(diag > 0)).nonzero()[0].tolist()
-        raise InputError(f'gain of class {at[-1]} on the diagonal is {diag[tuple(at)].item():g}; '
-            'logit adjustment needs it positive')
+    if check and (bad := ~((diag > 0) & (diag < torch.inf))).any():
+        at = bad.nonzero()[0].tolist()
+        raise InputError(f'{what} of class {at[-1]} on the diagonal is {diag[tuple(at)].item():g}; '
+            'logit adjustment needs it positive and finite')
     return diag.log()
 
 def logit_adjusted_loss(
@@ -203,7 +215,7 @@ def logit_adjusted_loss(
 ): # scalar, or (n,) with reduction='none'
     "Cross-entropy of scores less log diag(G) (eq. 7); calibrated for a diagonal gain (Prop. 3)"
     log_diag = _positive_diagonal(as_gain(gain, logits.device))
-    each = lambda s, y: table_loss(s, y, log_diag, None, ignore_index)
+    each = lambda s, y, ignored: table_loss(s, y, log_diag, None, ignored)
     return _evaluate(each, logits, target, len(log_diag), ignore_index, reduction)
 
 # %% ../nbs/01_losses.ipynb #9c7e4018
@@ -212,8 +224,8 @@ def _per_class(x, gain, what):
     if hasattr(x, 'to_numpy') and list(x.index) != list(range(len(x))):
         raise InputError(f'{what} has the index {list(x.index)[:5]}; classes are 0..m-1 in order, '
             'so give an array in that order')
-    x = torch.as_tensor(_values(x), dtype=gain.dtype, device=gain.device)
-    if x.shape[-1:] != gain.shape[-1:]:
+    x = _tensor(x, what, gain.dtype).to(gain.device)
+    if x.shape not in (gain.shape[-1:], gain.shape[:-1]):
         raise InputError(f'{what} has shape {tuple(x.shape)}; give one number for each of the '
             f'{gain.shape[-1]} classes of the gain')
     return x
@@ -225,8 +237,9 @@ def factor_gain(
 ): # log D (..., m) and M (..., m, m)
     "Split a gain, its rows raised to be non-negative, into log D and M with G = M D"
     gain = nonnegative_gain(gain)
-    own = gain if diag is None else torch.diag_embed(_per_class(diag, gain, 'diag'))
-    log_diag = _positive_diagonal(own, check)
+    if diag is None: own, what = gain, 'gain'
+    else: own, what = torch.diag_embed(_per_class(diag, gain, 'diag')), 'D'
+    log_diag = _positive_diagonal(own, check, what)
     return log_diag, gain * (-log_diag).exp().unsqueeze(-2)
 
 # %% ../nbs/01_losses.ipynb #1a52d6e3
@@ -246,7 +259,7 @@ def hybrid_loss(
     """Outer weights G / D on the log-softmax of scores less log D (eq. 9);
     calibrated for any positive D (Prop. 4)"""
     tables = factor_gain(as_gain(gain, logits.device), diag)
-    each = lambda s, y: table_loss(s, y, *tables, ignore_index)
+    each = lambda s, y, ignored: table_loss(s, y, *tables, ignored)
     return _evaluate(each, logits, target, len(tables[0]), ignore_index, reduction)
 
 # %% ../nbs/01_losses.ipynb #42f6e73a
@@ -268,10 +281,17 @@ def split_gain(
     return alpha, beta
 
 # %% ../nbs/01_losses.ipynb #9ec479db
+_POSITIVE = lambda x: x > 0, 'be positive'
+
+def _finite(x, what): return _number(x, what, lambda x: True, 'be a finite number')
+
 def _outer_kappa(kappa, alpha, gain):
     "kappa, a number or one for each class, in the shape of alpha"
-    if isinstance(kappa, (int, float)): return kappa * torch.ones_like(alpha)
-    return _per_class(kappa, gain, 'kappa').expand_as(alpha)
+    if as_number(kappa) is not None: return _finite(kappa, 'kappa') * torch.ones_like(alpha)
+    kappa = _per_class(kappa, gain, 'kappa')
+    if kappa.is_cpu and not kappa.isfinite().all(): # A GPU is not waited for
+        raise InputError('kappa holds values that are not finite')
+    return kappa.expand_as(alpha)
 
 def shift_tables(
     gain, # (..., m, m), a diagonal plus equal rows
@@ -288,7 +308,7 @@ def shift_tables(
         rest = beta - alpha * kappa
         shift = (rest.amax(-1, keepdim=True) - rest) / alpha
     if constant is None: C = 1 + (kappa - shift).sum(-1, keepdim=True)
-    else: C = torch.full_like(alpha[..., :1], constant)
+    else: C = torch.full_like(alpha[..., :1], _number(constant, 'constant', *_POSITIVE))
     return alpha.log(), kappa, shift, C.where(C > 0, 1)
 
 # %% ../nbs/01_losses.ipynb #df1ac90a
@@ -310,14 +330,15 @@ def shifted_table_loss(
     penalty=1.5 # K, the weight of the penalty for a negative argument
 ): # (..., n) loss of each example
     "The family of softmax-shifted losses (eq. 10 and Appendix D), defined for all scores"
-    scores = _full(logits)
+    scores, eps = _full(logits), _number(eps, 'eps', *_POSITIVE)
+    penalty = _number(penalty, 'penalty', lambda x: x >= 0, 'be 0 or more')
     log_alpha, kappa, shift, C = [t.to(scores).unsqueeze(-2) for t in tables]
     log, inside = _log_inside((scores - log_alpha).log_softmax(-1), shift, C, eps)
     if target.ndim == logits.ndim: soft, counted = target.to(scores), None
     else:
-        counted, classes = (target != ignore_index,
+        counted, classes = (_counted(target, ignore_index),
             torch.arange(logits.shape[-1], device=logits.device))
-        soft = (target.where(counted, 0).unsqueeze(-1) == classes).to(scores)
+        soft = (target.long().where(counted, 0).unsqueeze(-1) == classes).to(scores)
     each = -((soft + kappa) * log).sum(-1) + penalty * (-inside).clamp(min=0).sum(-1)
     return each if counted is None else each.where(counted, 0)
 
@@ -337,7 +358,7 @@ def softmax_shifted_loss(
     """Softmax-shifted losses; with kappa None calibrated (Prop. 5),
     with other kappa where p + kappa >= shift"""
     tables = shift_tables(as_gain(gain, logits.device), kappa, constant)
-    loss = lambda s, y: shifted_table_loss(s, y, tables, ignore_index, eps, penalty)
+    loss = lambda s, y, ignored: shifted_table_loss(s, y, tables, ignored, eps, penalty)
     return _evaluate(loss, logits, target, len(tables[0]), ignore_index, reduction)
 
 # %% ../nbs/01_losses.ipynb #ed31fcaa
@@ -368,7 +389,7 @@ def loss_tables(
     check=True
 ): # log D (m,), and M (m, m) or None for the identity
     "What `table_loss` needs for a gain and a kind; outer weights have a mean row sum of 1"
-    kind = _linear_kind(gain, kind, diag, check)
+    kind, strength = _linear_kind(gain, kind, diag, check), _finite(strength, 'strength')
     if kind == 'logit-adjusted' and strength == 1: return _positive_diagonal(gain, check), None
     if kind == 'hybrid-a' and diag is None:
         if priors is None:
@@ -447,8 +468,6 @@ def _check_gain(gain, m=None):
     return gain
 
 # %% ../nbs/01_losses.ipynb #bcd2cdf7
-_REDUCTIONS = 'mean', 'sum', 'none'
-
 class CostSensitiveLoss(nn.Module):
     "A loss for a gain matrix that changes during training"
     def __init__(self,
@@ -457,7 +476,7 @@ class CostSensitiveLoss(nn.Module):
         *, priors=None, # (m,) training priors; 'hybrid-a' needs them
         diag=None, # (m,) a D of one's own, for the hybrids
         strength=1., # Power to which D is raised: 1 is the paper's loss, 0 re-weighting
-        ignore_index=-100, # A class index that counts for nothing
+        ignore_index=-100, # A class index that counts for nothing; None: every one counts
         reduction='mean', # 'mean' (over the examples that count), 'sum' or 'none'
         check=True # Name bad labels in an error? (on a GPU, looking waits for it)
     ):
@@ -465,13 +484,13 @@ class CostSensitiveLoss(nn.Module):
         needs = kind_of(kind).needs
         if 'teacher' in needs:
             raise InputError(f"loss '{kind}' learns from a teacher's labels; use DistilledLoss")
-        if reduction not in _REDUCTIONS:
-            raise InputError(f"unknown reduction '{reduction}'; "
-                "use 'mean', 'sum' or 'none'")
-        self.kind, self.priors, self.diag, self.strength = kind, priors, diag, strength
-        self.ignore_index, self.reduction, self.check = ignore_index, reduction, check
+        _check_reduction(reduction)
+        self.kind, self.priors, self.diag = kind, priors, diag
+        self.strength = _finite(strength, 'strength')
+        self.ignore_index, self.reduction, self.check = _ignored(ignore_index), reduction, check
         self.register_buffer('gain', _check_gain(gain))
-        linear, ignores = self._kind.per_example is table_loss, 0 <= ignore_index < len(self.gain)
+        linear, ignores = (self._kind.per_example is table_loss,
+            self.ignore_index in range(len(self.gain)))
         self._quick = reduction == 'mean' and linear and not ignores
         self.set_gain(gain)
 

@@ -9,7 +9,7 @@ __all__ = ['NEWEST', 'update_multipliers', 'for_parts', 'lambda_step', 'SaddlePo
 # %% ../nbs/02_reductions.ipynb #9a76551a
 import hashlib, json, math, warnings, numpy as np, torch
 from fastcore.basics import patch
-from .gains import InputError, Problem, _number, _tensor, confusion_matrix
+from .gains import InputError, Problem, _number, _tensor, _whole, confusion_matrix
 
 # %% ../nbs/02_reductions.ipynb #8ea41f47
 def update_multipliers(
@@ -137,7 +137,11 @@ class SaddlePoint:
     ):
         """Move the multipliers, remember this classifier's objective and violations,
         return the next gain"""
-        self._move(*self.problem.evaluate(C))
+        objective, violations = self.problem.evaluate(C)
+        if objective.ndim:
+            raise InputError(f'{tuple(objective.shape)} confusion matrices for one update; '
+                'give one, (m, m), of the current classifier')
+        self._move(objective, violations)
         return self.gain
 
 # %% ../nbs/02_reductions.ipynb #b547af94
@@ -229,6 +233,7 @@ def plot_history(
 def average(self:SaddlePoint, start=0): # First iterate to count
     """Expected objective and violations of the stochastic classifier
     that draws one of the iterates at random"""
+    start = _whole(start, 'start', -2 ** 62, must='be a whole number')
     rows = self.history[start:]
     if not rows: raise InputError(f'no iterates from {start} on; {len(self.history)} are recorded')
     violations = torch.stack([h['violations'] for h in rows]).nanmean(0)
@@ -237,6 +242,17 @@ def average(self:SaddlePoint, start=0): # First iterate to count
         violations=violations)
 
 # %% ../nbs/02_reductions.ipynb #68879426
+def _shares(weights, n): # Of members
+    "Their probabilities, (n,) float64, or an error that says what is wrong with the weights"
+    w, index = _tensor(weights, 'weights', torch.float64), range(n)
+    if w.shape != (n,) or hasattr(weights, 'to_numpy') and list(weights.index) != list(index):
+        raise InputError(f'weights has shape {tuple(w.shape)}; '
+            f'give one for each of {n} members, in an array in their order')
+    if not (w >= 0).all() or not 0 < w.sum() < math.inf:
+        raise InputError(f'weights are {w.tolist()[:5]}; '
+            'each must be finite, 0 or more, and one of them positive')
+    return w / w.sum()
+
 class StochasticClassifier:
     "A classifier that draws one of its members for each example, by a hash of the example"
     def __init__(self,
@@ -244,13 +260,14 @@ class StochasticClassifier:
         weights=None, # Probability of each member; equal unless given
         seed=0 # Changes which example gets which member
     ):
-        if not members: raise InputError('a stochastic classifier needs at least one member')
-        self.members, self.seed = list(members), seed
-        w = torch.ones(len(self.members)) if weights is None else torch.as_tensor(weights)
-        if len(w) != len(self.members) or not (w >= 0).all() or not w.sum() > 0:
-            raise InputError(f'{len(w)} weights for {len(self.members)} members; '
-                'each must be non-negative')
-        self.weights = w.double() / w.sum()
+        self.members = [] if callable(members) or not np.iterable(members) else list(members)
+        if not self.members or not all(map(callable, self.members)):
+            raise InputError(f'members is a {type(members).__name__}; give a list of functions '
+                'from examples to class indices, at least one')
+        must = 'be a whole number of at most 18 digits'
+        self.seed = _whole(seed, 'seed', -10 ** 18, 10 ** 18, must)
+        weights = [1.] * len(self.members) if weights is None else weights
+        self.weights = _shares(weights, len(self.members))
 
     def __call__(self, x): # (n, ...) examples -> (n,) class indices
         member = self.draw(x)
@@ -326,6 +343,7 @@ def best_mixture(
     """The mixture of the iterates with the best objective among those that meet every
     constraint on average; the best iterate if none does"""
     problem, history = reduction.problem, reduction.history
+    rounds = _whole(rounds, 'rounds', 0)
     if not history: raise InputError('nothing to mix; no update has been made')
     points, spare, known = _hull(problem, history, reduction.tolerance)
     values = lambda w: torch.from_numpy(w @ points[:, 1:]).where(known, torch.nan)

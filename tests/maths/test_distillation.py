@@ -1,5 +1,5 @@
 "The distilled loss against loops, the hybrid loss and the Bayes rule; traps 45-48; students through the command line"
-import copy, json, math, pytest, torch
+import copy, json, math, numpy as np, pytest, torch
 from torch.nn.functional import one_hot
 from ncdo.data import load
 from ncdo.distillation import DistilledLoss, distilled_loss, teacher_labels, teacher_priors
@@ -102,6 +102,36 @@ def test_half_precision(dtype, gamma):
 def test_mistakes(change, message):
     given = dict(logits=torch.zeros(2, 3), teacher=torch.full((2, 3), 1 / 3), gain=torch.eye(3)) | change
     with pytest.raises(InputError, match=message) as e: distilled_loss(**given)
+    assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('setting,value', [(setting, x) for setting in ('gamma', 'floor') for x in ('1', [.1], None, True, -.1, math.nan, math.inf, np.ones(2))], ids=str)
+def test_shares_that_are_none_are_refused(setting, value):
+    s, z, priors, G = draw('diagonal')
+    makers = [lambda: distilled_loss(s, z, G, **{setting: value})]
+    if setting == 'gamma': makers.append(lambda: DistilledLoss(G, priors, value))
+    for make in makers:
+        with pytest.raises(InputError, match=f'{setting} is .*must lie between 0 and 1') as e: make()
+        assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('reduction', [None, 'median', 1])
+def test_a_reduction_of_the_module_is_checked_at_once(reduction):
+    with pytest.raises(InputError, match=f"unknown reduction '{reduction}'"): DistilledLoss(torch.eye(2), [.5, .5], reduction=reduction)
+
+
+@pytest.mark.parametrize('number', [np.float64(.5), np.array(.5), torch.tensor(.5)], ids=repr)
+def test_numbers_of_any_library_are_those_of_python(number):
+    s, z, priors, G = draw('diagonal')
+    assert torch.equal(distilled_loss(s, z, G, gamma=number), distilled_loss(s, z, G, gamma=.5))
+    assert torch.equal(distilled_loss(s, z, G, gamma=1., floor=number), distilled_loss(s, z, G, gamma=1., floor=.5))
+    assert torch.equal(DistilledLoss(G, priors, number)(s, z), DistilledLoss(G, priors, .5)(s, z))
+    assert torch.equal(teacher_labels(s, number), teacher_labels(s, .5))
+
+
+@pytest.mark.parametrize('temperature', ['1', None, [1], 0, -1., math.nan, math.inf, True, torch.ones(2)], ids=str)
+def test_temperatures_that_are_none_are_refused(temperature):
+    with pytest.raises(InputError, match='temperature is .*must be positive') as e: teacher_labels(torch.zeros(2, 3), temperature)
     assert '\n' not in str(e.value)
 
 

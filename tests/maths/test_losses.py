@@ -1,5 +1,5 @@
 "Losses against explicit loops and PyTorch's own, for every kind of score, label and state"
-import copy, pickle, pytest, torch, torch.nn.functional as F
+import copy, numpy as np, pickle, pytest, torch, torch.nn.functional as F
 from torch import nn
 from ncdo import bench
 from ncdo.distillation import DistilledLoss, distilled_loss
@@ -424,6 +424,92 @@ def test_tables_that_cannot_be_read_are_refused(kind):
     with pytest.raises(InputError, match=r'diag has shape \(3,\)'): make('hybrid-b', 'dense', diag=[1., 2, 3])
     with pytest.raises(InputError, match=r'priors has shape \(2,\)'): CostSensitiveLoss(GAINS['dense'], 'hybrid-a', priors=[.5, .5])
     with pytest.raises(InputError, match=r'kappa has shape \(3,\)'): softmax_shifted_loss(*data(), GAINS['coverage'], kappa=torch.ones(3))
+
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.uint64]
+
+@pytest.mark.parametrize('dtype', INTEGERS)
+@pytest.mark.parametrize('check', [True, False])
+@pytest.mark.parametrize('reduction', ['mean', 'sum', 'none'])
+@pytest.mark.parametrize('kind', dict(EVERY))
+def test_labels_of_every_integer_type_are_the_same_labels(dtype, check, reduction, kind):
+    (s, y), loss = data(), make(kind, dict(EVERY)[kind], reduction=reduction, check=check)
+    assert torch.equal(loss(s, y.to(dtype)), loss(s, y))
+    if kind in FUNCTIONS:
+        function, gain = FUNCTIONS[kind]
+        assert torch.equal(function(s, y.to(dtype), GAINS[gain], reduction=reduction), function(s, y, GAINS[gain], reduction=reduction))
+
+@pytest.mark.parametrize('check', [True, False])
+@pytest.mark.parametrize('kind', ['auto', 'hybrid-b', 'softmax-shifted'])
+@pytest.mark.parametrize('m, label', [(256, 156), (256, 255), (300, 156)])
+@pytest.mark.parametrize('reduction', ['mean', 'sum', 'none'])
+def test_bytes_do_not_wrap_round(check, kind, m, label, reduction):
+    "-100 as a byte is 156, and 256 is 0"
+    s, y = data(2, m)[0], torch.tensor([label, 3])
+    loss = CostSensitiveLoss(torch.eye(m), kind, reduction=reduction, check=check)
+    assert torch.allclose(loss(s, y.byte()), F.cross_entropy(s, y, reduction=reduction))
+    assert torch.allclose(logit_adjusted_loss(s, y.byte(), torch.eye(m), reduction=reduction), F.cross_entropy(s, y, reduction=reduction))
+
+@pytest.mark.parametrize('value', [0, 0., np.int64(0), np.array(0), torch.tensor(0)])
+@pytest.mark.parametrize('kind', ['auto', 're-weighted', 'softmax-shifted'])
+def test_an_ignored_label_of_any_library_is_that_label(value, kind):
+    (s, y), gain = data(), dict(EVERY, auto='diagonal')[kind]
+    assert torch.allclose(make(kind, gain, ignore_index=value)(s, y), make(kind, gain)(s[y != 0], y[y != 0]))
+    if kind in FUNCTIONS:
+        function = FUNCTIONS[kind][0]
+        assert torch.allclose(function(s, y, GAINS[gain], ignore_index=value), function(s[y != 0], y[y != 0], GAINS[gain]))
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum', 'none'])
+@pytest.mark.parametrize('kind', dict(EVERY))
+def test_without_an_ignored_label_every_one_counts(kind, reduction):
+    (s, y), loss = data(), make(kind, dict(EVERY)[kind], reduction=reduction, ignore_index=None)
+    assert torch.equal(loss(s, y), make(kind, dict(EVERY)[kind], reduction=reduction)(s, y))
+    with pytest.raises(InputError, match=r'target holds \[-100\].*ignore_index is None'): loss(s, y.where(y > 0, -100))
+    if kind not in FUNCTIONS: return
+    function, gain = FUNCTIONS[kind]
+    how = dict(ignore_index=None, reduction=reduction)
+    assert torch.equal(function(s, y, GAINS[gain], **how), function(s, y, GAINS[gain], reduction=reduction))
+    with pytest.raises(InputError, match='outside the classes'): function(s, y.where(y > 0, -100), GAINS[gain], **how)
+
+@pytest.mark.parametrize('value', ['1', [1], torch.nan, torch.inf, True, .5, torch.ones(2)], ids=str)
+@pytest.mark.parametrize('kind', [k for k in FUNCTIONS if k != 'distilled'])
+def test_an_ignored_label_that_is_none_is_refused_at_once(value, kind):
+    function, gain = FUNCTIONS[kind]
+    for attempt in (lambda: make(kind, gain, ignore_index=value), lambda: function(*data(), GAINS[gain], ignore_index=value)):
+        with pytest.raises(InputError, match='ignore_index is .*must be a whole number') as e: attempt()
+        assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('kind', ['hybrid-b', 'softmax-shifted', 'cross-entropy', 'pairwise'])
+@pytest.mark.parametrize('strength', ['1', [1], None, True, torch.nan, torch.inf], ids=str)
+def test_a_strength_that_is_no_number_is_refused_at_once(kind, strength):
+    with pytest.raises(InputError, match='strength is .*it must be a finite number') as e: make(kind, 'coverage', strength=strength)
+    assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('settings, message', [
+    (dict(diag='abcde'), 'diag is a str that does not hold numbers'), (dict(diag=list('abcde')), 'diag is a list that does not hold numbers'),
+    (dict(diag=torch.ones(1, M)), r'diag has shape \(1, 5\)'), (dict(diag=1.), r'diag has shape \(\)'),
+    (dict(diag=[1, 1, torch.inf, 1, 1]), 'D of class 2 on the diagonal is inf'), (dict(diag=[1, 1, torch.nan, 1, 1]), 'D of class 2 on the diagonal is nan'),
+    (dict(diag=[1, 2, 1, 1, 1], strength=1e5), 'D of class 1 on the diagonal is inf'), (dict(reduction=None), "unknown reduction 'None'")], ids=str)
+def test_settings_that_cannot_be_are_refused_at_once(settings, message):
+    with pytest.raises(InputError, match=message) as e: make('hybrid-b', 'coverage', **settings)
+    assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('gain', [torch.zeros(0, 0), np.zeros((0, 0)), []], ids=str)
+def test_a_gain_of_no_class_is_refused(gain):
+    with pytest.raises(InputError, match='must be square, a row for each class'): CostSensitiveLoss(gain)
+
+@pytest.mark.parametrize('setting, values, message', [('eps', [0, -1, '1', [1], None, torch.nan, np.ones(3)], 'eps is .*must be positive'),
+    ('penalty', [-1, '1', None, torch.nan, torch.inf, np.ones(3)], 'penalty is .*must be 0 or more'), ('constant', [0, -1, '1', np.ones(M), torch.nan], 'constant is .*must be positive'),
+    ('kappa', ['1', list('abcde'), torch.nan, torch.inf, [0, 0, torch.nan, 0, 0], torch.ones(2, M)], 'kappa (is|has|holds) ')])
+def test_settings_of_the_softmax_shifted_loss_are_checked(setting, values, message):
+    for value in values:
+        with pytest.raises(InputError, match=message) as e: softmax_shifted_loss(*data(), GAINS['coverage'], **{setting: value})
+        assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('setting', ['eps', 'penalty', 'constant', 'kappa'])
+@pytest.mark.parametrize('number', [np.int64(1), np.float32(1), np.array(1.), torch.tensor(1), torch.tensor(1.)], ids=repr)
+def test_numbers_of_any_library_set_the_softmax_shifted_loss(setting, number):
+    result = lambda x: softmax_shifted_loss(10 * data()[0], data()[1], GAINS['coverage'], **{setting: x})
+    assert torch.equal(result(number), result(1)) and not torch.equal(result(1), result(.5))
 
 @pytest.mark.parametrize('eps', [0., .1, .3])
 def test_label_smoothing_adds_its_share_of_every_column_to_the_gain(eps):

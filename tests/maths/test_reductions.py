@@ -1,8 +1,8 @@
 "The saddle point against the linear program, its bookkeeping and its state"
-import math, pytest, torch
+import math, numpy as np, pandas as pd, pytest, torch
 from ncdo.gains import (InputError, balanced_coverage_constraint, bayes_rule, confusion_matrix, coverage_constraint, head_tail_groups, precision_constraint,
     recall_constraint, worst_case_recall)
-from ncdo.reductions import SaddlePoint, StochasticClassifier, plot_history, update_multipliers
+from ncdo.reductions import SaddlePoint, StochasticClassifier, best_mixture, plot_history, update_multipliers
 from ncdo.theory import compare_with_program, dual_value, expected_confusion, play, solve_linear_program, toy_probabilities
 
 PROBLEMS = {'worst-case recall': worst_case_recall, 'recall': lambda p: recall_constraint(p, .5), 'precision': lambda p: precision_constraint(p, .5),
@@ -106,6 +106,61 @@ def test_stochastic_classifier_keeps_members_is_deterministic_and_reports_expect
     assert abs(mix(p).double().mean() - .25) < .08 and not torch.equal(mix(p), StochasticClassifier([zero, one], [3, 1], seed=6)(p))
     y = torch.randint(2, (400,))
     assert torch.allclose(mix.confusion(p, y, 2), .75 * confusion_matrix(y, zero(p), 2) + .25 * confusion_matrix(y, one(p), 2))
+
+ANSWERS = [lambda x, i=i: torch.full((len(x),), i) for i in range(2)]
+
+@pytest.mark.parametrize('weights, message', [([torch.inf, 1], r'weights are \[inf, 1.0\]; each must be finite'), ([1, torch.nan], 'each must be finite'), ([1, -1], '0 or more'),
+    ([0, 0], 'one of them positive'), ([1e308, 1e308], 'finite'), (1., r'shape \(\); give one for each of 2 members'), ([[1, 1]], r'shape \(1, 2\)'), ([1], r'shape \(1,\)'),
+    ([1, 1, 1], r'shape \(3,\)'), ('11', 'weights is a str'), (['1', '1'], 'weights is a list that does not hold numbers'), (pd.Series([1, 3], [1, 0]), 'in their order')], ids=str)
+def test_weights_of_members_are_checked(weights, message):
+    with pytest.raises(InputError, match=message) as e: StochasticClassifier(ANSWERS, weights)
+    assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('weights', [[1, 3], (.25, .75), np.array([1, 3]), torch.tensor([1., 3]), pd.Series([1, 3]), [torch.tensor(1), torch.tensor(3)]], ids=repr)
+def test_weights_of_any_library_are_probabilities(weights):
+    assert StochasticClassifier(ANSWERS, weights).weights.tolist() == [.25, .75]
+
+@pytest.mark.parametrize('members', [ANSWERS[0], torch.nn.Sequential(torch.nn.Identity()), 3, None, 'ab', [], [ANSWERS[0], 1], torch.ones(2), np.ones(2)], ids=repr)
+def test_members_are_a_list_of_functions(members):
+    with pytest.raises(InputError, match='members is a .*; give a list of functions') as e: StochasticClassifier(members)
+    assert '\n' not in str(e.value)
+
+def test_members_may_come_from_any_iterable():
+    x = torch.zeros(3, 1)
+    for members in (tuple(ANSWERS), iter(ANSWERS), dict(enumerate(ANSWERS)).values()):
+        assert StochasticClassifier(members, [0, 1])(x).tolist() == [1] * 3
+
+@pytest.mark.parametrize('seed', [1., np.int64(1), torch.tensor(1)], ids=repr)
+def test_a_seed_is_the_same_in_every_type(seed):
+    x = torch.arange(200.)[:, None]
+    draws = lambda seed: StochasticClassifier(ANSWERS, seed=seed).draw(x)
+    assert torch.equal(draws(seed), draws(1)) and not torch.equal(draws(1), draws(10)) and len(draws(-10 ** 18)) == 200
+
+@pytest.mark.parametrize('seed', [True, None, 'a', 1.5, [1], math.nan, int('1' * 65)], ids=str)
+def test_a_seed_that_is_none_is_refused(seed):
+    with pytest.raises(InputError, match='seed is .*must be a whole number of at most 18 digits'): StochasticClassifier(ANSWERS, seed=seed)
+
+@pytest.mark.parametrize('classes', ['2', 0, None, True, 1.5])
+def test_a_number_of_classes_that_is_none_is_refused(classes):
+    mix = StochasticClassifier(ANSWERS)
+    assert torch.equal(mix.confusion(torch.zeros(2, 1), [0, 1], 2.), torch.full((2, 2), .25).double())
+    with pytest.raises(InputError, match='num_classes is .*must be a whole number'): mix.confusion(torch.zeros(2, 1), [0, 1], classes)
+
+@pytest.mark.parametrize('value', ['1', None, 1.5, True, math.nan, [1]], ids=str)
+def test_counts_of_iterates_are_whole_numbers(value):
+    game = played(worst_case_recall)
+    for attempt in (game.average, lambda n: best_mixture(game, n)):
+        with pytest.raises(InputError, match='must be a whole number') as e: attempt(value)
+        assert '\n' not in str(e.value)
+    assert game.average(1.)['objective'] == game.average(np.int64(1))['objective'] == game.average(1)['objective'] == game.average(-2)['objective']
+    assert (best_mixture(game, 5.) == best_mixture(game, 5)).all()
+
+@pytest.mark.parametrize('shape', [(1,), (2,), (2, 3)])
+def test_an_update_takes_one_confusion_matrix(shape):
+    game = played(worst_case_recall)
+    before = game.multipliers.clone()
+    with pytest.raises(InputError, match='confusion matrices for one update; give one') as e: game.update(torch.eye(3).expand(*shape, 3, 3) / 3)
+    assert '\n' not in str(e.value) and torch.equal(game.multipliers, before) and len(game.history) == 3
 
 def test_average_is_the_metric_of_the_mixture_of_iterates():
     p = toy_probabilities(12, 3, seed=2)

@@ -59,6 +59,40 @@ def test_ignored_labels_and_labels_of_sequences():
     assert C.sum() == 1 and C[0, 0] == C[1, 2] == C[2, 2] and C[0, 0] > 0
 
 
+@pytest.mark.parametrize('dtype', [torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32])
+def test_labels_of_small_integers_do_not_wrap_round(dtype):
+    "-100 as a byte is 156"
+    y, model = torch.tensor([156, 0, 200]), nn.Sequential(nn.Identity())
+    batches = [(torch.eye(300)[y], y.to(dtype))]
+    assert torch.equal(measure_confusion(model, batches, 300), measure_confusion(model, [(torch.eye(300)[y], y)], 300))
+    assert measure_confusion(model, batches, 300)[156, 156] > 0 and measure_confusion(model, batches, 300, 156)[156].sum() == 0
+    output = type('Output', (), dict(logits=torch.zeros(3, 300)))
+    total = trainer_loss(CostSensitiveLoss(torch.eye(300), reduction='sum'))
+    assert torch.equal(total(output, y.to(dtype)), total(output, y)) and total(output, y) > 5
+
+
+@pytest.mark.parametrize('value, counted', [(None, 3), (0, 2), (0., 2), (torch.tensor(0), 2)])
+def test_what_is_ignored_is_a_label_or_nothing(value, counted):
+    y, output = torch.tensor([0, 1, 2]), type('Output', (), dict(logits=torch.zeros(3, 3)))
+    loss_fn = CostSensitiveLoss(torch.eye(3), reduction='sum', ignore_index=value)
+    assert abs(measure_confusion(Points(), [(y, y)], 3, value).diagonal() - torch.tensor([counted == 3, 1, 1]) / counted).max() < 1e-6
+    assert torch.isclose(trainer_loss(loss_fn)(output, y), torch.tensor(3.).log())
+    reduction = SaddlePoint(worst_case_recall([.5, .3, .2]))
+    if counted == 3:
+        update_gain(Points(), [(y, y)], reduction, loss_fn)
+        assert reduction.history[0]['violations'].tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize('given, message', [(dict(num_classes='3'), "num_classes is '3'"), (dict(num_classes=0), 'num_classes is 0'), (dict(num_classes=True), 'num_classes is True'),
+    (dict(num_classes=None), 'num_classes is None'), (dict(ignore_index='1'), "ignore_index is '1'"), (dict(ignore_index=torch.nan), 'ignore_index is nan'),
+    (dict(ignore_index=[0]), r'ignore_index is \[0\]'), (dict(batches=[(torch.tensor([0]), ['cat'])]), 'labels is a list that does not hold numbers')], ids=str)
+def test_what_cannot_be_measured_with_is_refused(given, message):
+    y = torch.tensor([0, 1, 2])
+    assert torch.equal(measure_confusion(Points(), [(y, y)], 3.), measure_confusion(Points(), [(y, y)], 3))
+    with pytest.raises(InputError, match=message) as e: measure_confusion(Points(), **dict(batches=[(y, y)], num_classes=3) | given)
+    assert '\n' not in str(e.value)
+
+
 def test_nothing_to_measure_on_is_told():
     for batches in ([], [(torch.tensor([1]), torch.tensor([-100]))]):
         with pytest.raises(InputError, match='no held-out example'): measure_confusion(Points(), batches, 3)
@@ -160,7 +194,7 @@ def test_a_generator_that_has_been_started_is_refused():
 
 
 @pytest.mark.parametrize('make', [lightning_callback, trainer_callback])
-@pytest.mark.parametrize('change,message', [(dict(every=0), 'every is 0; give a whole number'), (dict(every=1.5), 'every is 1.5'), (dict(every=-1), 'every is -1'), (dict(batches=5), 'batches is a int'),
+@pytest.mark.parametrize('change,message', [(dict(every=0), 'every is 0; it must be a whole number'), (dict(every=1.5), 'every is 1.5'), (dict(every=-1), 'every is -1'), (dict(every=True), 'every is True'), (dict(batches=5), 'batches is a int'),
     (dict(batches=iter([])), 'batches is a list_iterator'), (dict(batches=(i for i in [])), 'batches is a generator'), (dict(loss_fn=nn.CrossEntropyLoss()), 'CrossEntropyLoss, which takes no gain')], ids=str)
 def test_mistakes_in_callbacks_are_told_when_they_are_made(make, change, message):
     pytest.importorskip('lightning.pytorch' if make is lightning_callback else 'transformers')
