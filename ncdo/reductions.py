@@ -260,7 +260,8 @@ class StochasticClassifier:
         weights=None, # Probability of each member; equal unless given
         seed=0 # Changes which example gets which member
     ):
-        self.members = [] if callable(members) or not np.iterable(members) else list(members)
+        one = callable(members) and not isinstance(members, torch.nn.ModuleList)
+        self.members = [] if one or not np.iterable(members) else list(members)
         if not self.members or not all(map(callable, self.members)):
             raise InputError(f'members is a {type(members).__name__}; give a list of functions '
                 'from examples to class indices, at least one')
