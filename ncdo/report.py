@@ -106,8 +106,10 @@ def _in_words(self:Run):
         target=self.target_told, worst_k=s.worst_of(self.m))
     wanted = self.goal.wanted.replace('on images', f'on {self.things}').format(**told)
     if not s.constraint: return wanted
-    besides = GOALS[s.constraint].wanted.partition('while ')[2].format(**told)
-    return f'{wanted}; besides, {besides}'
+    constraint = GOALS[s.constraint]
+    told['target'] = in_words(constraint.target(s, self.m), self.units)
+    if not self.by_group: told['each'] = 'every class'
+    return f"{wanted}; besides, {constraint.wanted.partition('while ')[2].format(**told)}"
 
 # %% ../nbs/07b_report.ipynb #76a83c42
 def drawn_again(
