@@ -472,7 +472,7 @@ def test_mistakes_are_one_line_status_2_and_nothing_written(ncdo, runs, args, sp
 
 
 @pytest.mark.parametrize('objective', ['geometric-mean', 'worst-case-recall'])
-@pytest.mark.parametrize('constraint,target', [('balanced-coverage', 'that is 6.0%'), ('coverage', '60.0% of its share'), ('recall', '30.0%'), ('precision', '30.0%')])
+@pytest.mark.parametrize('constraint,target', [('balanced-coverage', 'that is 6.00%'), ('coverage', '60.0% of its share'), ('recall', '30.0%'), ('precision', '30.0%')])
 def test_constraints_besides_are_told_with_their_own_target(objective, constraint, target, tmp_path):
     spec = Spec(model='mlp-16', objective=objective, constraint=constraint, fraction=.6, tau=.3, recipe=Recipe(steps=4, batch_size=32, update_every=2))
     run_stack([spec], [tmp_path / 'run'], device='cpu')
