@@ -625,7 +625,7 @@ def test_options_of_a_run_are_checked(option, value, folder, tmp_path):
     with pytest.raises(InputError, match=f'{option} is {value}') as e: post_shift_run(folder, 'alpha-fair', out=tmp_path, **{option: value})
     assert '\n' not in str(e.value)
 
-@pytest.mark.parametrize('objective,option,message', [('worst-k', dict(worst_k=11), 'k is 11; it must be a whole number from 1 to 10'),
+@pytest.mark.parametrize('objective,option,message', [('worst-k', dict(worst_k=11), 'worst_k is 11; give at most 10, the number of classes'),
     ('micro-f1', dict(background=10), 'background is 10; it must be one of the classes 0..9'), ('recall-at-precision', dict(class_index=10), 'class_index is 10; it must be one of')])
 def test_options_are_checked_against_the_classes(objective, option, message, folder, tmp_path):
     with pytest.raises(InputError, match=message): post_shift_run(folder, objective, out=tmp_path, **option)
