@@ -890,6 +890,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'ncdo.studies._seeds': ('studies.html#_seeds', 'ncdo/studies.py'),
                               'ncdo.studies._settings': ('studies.html#_settings', 'ncdo/studies.py'),
                               'ncdo.studies._shorter': ('studies.html#_shorter', 'ncdo/studies.py'),
+                              'ncdo.studies._with_each': ('studies.html#_with_each', 'ncdo/studies.py'),
                               'ncdo.studies.archived': ('studies.html#archived', 'ncdo/studies.py'),
                               'ncdo.studies.average_specs': ('studies.html#average_specs', 'ncdo/studies.py'),
                               'ncdo.studies.beyond_specs': ('studies.html#beyond_specs', 'ncdo/studies.py'),

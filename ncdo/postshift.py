@@ -357,9 +357,9 @@ def number_of_folds(cv): # A number, or a splitter as scikit-learn has them
 def check_seed(seed, what='random_state'):
     "Refuse what scikit-learn cannot start random numbers from"
     if seed is None or isinstance(seed, np.random.RandomState): return
-    must = 'be a whole number from {low} to {high}, a RandomState or None'
-    if not isinstance(as_number(seed), int): seed = None
-    _whole(seed, what, 0, 2 ** 32 - 1, must)
+    must = f'be a whole number from 0 to {2 ** 32 - 1}, a RandomState or None'
+    whole = isinstance(as_number(seed), int)
+    _number(seed, what, lambda x: whole and 0 <= x < 2 ** 32, must)
 
 # %% ../nbs/05_postshift.ipynb #681ec9a2
 @patch

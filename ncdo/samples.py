@@ -123,6 +123,7 @@ def certified_recall(
 ): # float; nan without images
     """What the worst true recall of the classes with images is at least,
     as this sample shows with confidence 1 - delta
+
     The images must not have had a say in the model: neither in training,
     nor in the choice among several models."""
     C = _counts(counts)

@@ -153,10 +153,12 @@ def average_specs(
 ): # {(method, change): specs}
     "The runs of the search for better averages"
     recipes = varied(_shorter(recipe_spec(preset, dataset).recipe, share))
-    def train(how, recipe):
-        return [recipe_spec(preset, dataset, *how, seed + i, recipe=recipe) for i in range(count)]
+    return _with_each(recipes, _BASE, preset, dataset, range(seed, seed + count))
+
+def _with_each(recipes, methods, preset, dataset, seeds): # {change: `Recipe`}; as in `METHODS`
+    train = lambda how, r: [recipe_spec(preset, dataset, *how, s, recipe=r) for s in seeds]
     return {(method, change): train(how, recipe)
-        for method, how in _BASE.items() for change, recipe in recipes.items()}
+        for method, how in methods.items() for change, recipe in recipes.items()}
 
 # %% ../nbs/07d_studies.ipynb #07d0a006
 def full_length_specs(
@@ -167,10 +169,8 @@ def full_length_specs(
     "The runs that decide whether the preset moves"
     recipes = varied(recipe_spec(preset, dataset).recipe)
     one_of(change, recipes, 'change')
-    def train(how, recipe):
-        return [recipe_spec(preset, dataset, *how, seed, recipe=recipe) for seed in range(count)]
-    return {(method, name): train(how, recipes[name])
-        for method, how in METHODS['table2'].items() for name in (AS_IT_IS, change)}
+    recipes = {name: recipes[name] for name in (AS_IT_IS, change)}
+    return _with_each(recipes, METHODS['table2'], preset, dataset, range(count))
 
 # %% ../nbs/07d_studies.ipynb #41c5fc68
 TABLE4 = {'class': 'per class', 'head-tail': 'head-tail'}

@@ -139,7 +139,8 @@ def test_a_number_of_folds_in_any_type():
 def test_folds_and_seeds_that_cannot_be(make, option, wrong):
     "Before anything is fitted"
     model = make(**{option: wrong})
-    with pytest.raises(InputError, match=f'{option} is .*; it must be a whole number'): model.fit(*held_out())
+    with pytest.raises(InputError, match=f'{option} is .*; it must be a whole number') as e: model.fit(*held_out())
+    assert f'is {wrong!r};' in str(e.value) or f'is {wrong};' in str(e.value)
     assert not hasattr(model, 'gain_')
 
 
